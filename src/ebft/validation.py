@@ -5,10 +5,10 @@ The same measurement for EBFT, for the baselines and for `ebft eval`; `method.me
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from ebft.method.rewards import whitened_proxy
 from ebft.method.sampling import sequence_seeds
 from ebft.model.backbone import evaluating, output_head
 from ebft.model.features import FeatureNetwork, weight_fingerprint
-from ebft.runtime.files import Json
+from ebft.runtime.files import Json, json_ready
 from ebft.runtime.messages import progress
 from ebft.runtime.processes import count, join_rows, rank
 
@@ -42,8 +42,7 @@ def measure(
     document_ends: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """What each sequence of a batch contributes, [b] each: its number, sums and counts of its tokens' log-probs, and
-    means over its contexts, NaN for a sequence without any. temperatures: of further sums of log-probs. document_ends:
-    tokens that a further sum over answers leaves out."""
+    means over its contexts, NaN without any. document_ends: tokens that a further sum over answers leaves out."""
     ids, documents = batch["input_ids"], batch["document_ids"]
     layout, rollouts, context = rolled_out(model, batch, config, end_token_ids, turn=0)
     # Of every token but the first, which nothing predicts: [b, T - 1, temperatures].
@@ -107,9 +106,8 @@ def mean_over_contexts(values: Tensor, valid: Tensor) -> Tensor:
 
 def records_of(found: dict[str, Tensor]) -> list[Record]:
     """What `measure` found as a dictionary for each sequence. What is not a number is None, which JSON can hold."""
-    columns = {name: values.tolist() for name, values in found.items()}
-    rows = zip(*columns.values(), strict=True)
-    return [{name: v if math.isfinite(v) else None for name, v in zip(columns, row, strict=True)} for row in rows]
+    rows = zip(*(values.tolist() for values in found.values()), strict=True)
+    return [json_ready(dict(zip(found, row, strict=True))) for row in rows]
 
 
 @torch.no_grad()
@@ -122,16 +120,11 @@ def validate(
     device: torch.device,
     rows: int,
 ) -> list[Record]:
-    """A record of each sequence. The same model gives the same numbers at any time.
-
-    With several processes each looks at its share of the `rows` sequences, and all get the records of all of them.
-    """
+    """A record of each of the `rows` sequences, the same in all processes, of which each looks at its share."""
     parts: list[dict[str, Tensor]] = []
     share = -(-rows // count())
-    with (
-        evaluating(model),
-        progress("held-out sequences", share) if rank() == 0 else nullcontext(lambda made: None) as advance,
-    ):
+    shown = progress("held-out sequences", share) if rank() == 0 else nullcontext(lambda made: None)
+    with evaluating(model), shown as advance:
         for batch in batches:
             found = measure(model, features, to_device(batch, device), config, end_token_ids)
             parts.append({name: values.cpu() for name, values in found.items() if name not in OF_ROLLOUTS})
@@ -143,9 +136,8 @@ def validate(
 def text_checksum(dataset: SequenceDataset, rows: Iterable[int]) -> str:
     """The same for the same sequences."""
     found = 0
-    for row in rows:
-        for name in ("input_ids", "document_ids", "answer_mask"):
-            found = zlib.crc32(dataset[row][name].numpy().tobytes(), found)
+    for row, name in product(rows, ("input_ids", "document_ids", "answer_mask")):
+        found = zlib.crc32(dataset[row][name].numpy().tobytes(), found)
     return f"{found:08x}"
 
 

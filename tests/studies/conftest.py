@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from ebft.config.evaluation import EvalOptions
-from ebft.evaluate.commands import task_settings
+from ebft.evaluate.tasks import task_settings
 from ebft.studies import commands, launchers
 from tests.studies.commands import SETTINGS
 from tests.studies.made_runs import make_run

@@ -31,10 +31,6 @@ from ebft.runtime.messages import print_error, print_table, quiet_libraries
 logger = logging.getLogger(__name__)
 
 TABLE_FILE, LOCK_FILE = "results.md", "eval.lock"  # the lock: while a process writes here
-# Which options a task's numbers depend on: its groups' and the seed and limit, but not how fast it is made.
-_GROUPS = {"calibration": ("calibration",), "translation": ("generation", "translation")}
-_SOURCES = {"humaneval": ["humaneval"], "mbpp": ["mbpp"], "multipl-e": ["multipl_e", "languages"]}
-_NOT_OF_NUMBERS = ("workers", "calibration_batch_size", "score")  # what is scored later has the same scores
 TASKS = (*BENCHMARKS, "translation")  # of `ebft score`, and options of `ebft eval` that are flags there, too
 OF_FOLDERS = {"workers", "unsafe_exec"}  # the others are those of the evaluation
 OF_SAMPLES = {"timeout", "source_field", "target_field", "target_language"}
@@ -52,7 +48,8 @@ def evaluate(arguments: list[str]) -> int:
             raise ConfigError(f"no {name}: give --{name}")
     output = Path(options.output).expanduser()
     if options.compare:
-        folders = dict(zip(tables.labels(options.compare), map(Path, options.compare), strict=True))
+        places = [Path(place).expanduser() for place in options.compare]
+        folders = dict(zip(tables.labels(options.compare), places, strict=True))
         found = {label: tables.read_results(folder) for label, folder in folders.items()}
         with locked(output / LOCK_FILE):
             print_table(present(found, folders, output))
@@ -86,16 +83,14 @@ def _evaluate(
     options: EvalOptions, sets: dict[str, list[ProblemSet]], subject: Any, folder: Path, command: Sequence[str]
 ) -> Results:
     """All tasks on one model. Written after every task, so that a stopped run keeps what it has."""
-    from ebft.evaluate.run_task import run_task, with_prompt_style
+    from ebft.evaluate.run_task import run_task
 
-    if {*options.tasks} - {"calibration"}:
-        options = with_prompt_style(options, subject)
-    before = (read_json(folder / tables.RESULTS_FILE) or {}).get("tasks", {})
+    kept = (folder / tables.RESULTS_FILE).exists() and not options.overwrite
+    before = tables.read_results(folder)["tasks"] if kept else {}  # an error if they are a run's
     about = {"seed": options.seed, "versions": describe(), "command": list(command)}
-    results = {**subject.describe(), **about, "tasks": {} if options.overwrite else before}
+    results = {**subject.describe(), **about, "tasks": before}
     for task in options.tasks:
-        found = run_task(task, options, subject, folder, sets[task])
-        _record(folder, results, task, {**found, "settings": task_settings(task, options)})
+        _record(folder, results, task, run_task(task, options, subject, folder, sets[task]))
     return results
 
 
@@ -105,14 +100,6 @@ def _record(folder: Path, results: Results, task: str, entry: Results) -> None:
     results["tasks"][task] = entry
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / tables.RESULTS_FILE, results)
-
-
-def task_settings(task: str, options: EvalOptions) -> Values:
-    left_out = {*_NOT_OF_NUMBERS, *(n for other, names in _SOURCES.items() if other != task for n in names)}
-    left_out |= {"prompt_style"} if options.prompt_style == "auto" else set()  # not decided yet
-    found = options.values(*_GROUPS.get(task, ("generation", "code")))
-    about = {"seed": options.seed, "limit": options.limit}
-    return about | {name: value for name, value in found.items() if name not in left_out}
 
 
 def present(results: dict[str, Results], folders: dict[str, Path], output: Path) -> tables.Rows:

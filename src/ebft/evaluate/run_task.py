@@ -20,7 +20,7 @@ from ebft.evaluate.calibration import run_calibration
 from ebft.evaluate.generation import GREEDY, GenerationSettings
 from ebft.evaluate.scoring import K, Results, over_sets, shares_of_kinds
 from ebft.evaluate.subject import Subject
-from ebft.evaluate.tasks import ProblemSet, ResumableRecords
+from ebft.evaluate.tasks import ProblemSet, ResumableRecords, task_settings
 from ebft.runtime.files import read_jsonl, write_jsonl
 from ebft.runtime.messages import progress
 
@@ -32,20 +32,16 @@ def run_task(
 ) -> Results:
     """One task, from the start or from where it was stopped. `sets` are its problems, from `problem_sets`."""
     if task == "calibration":
-        return run_calibration(options, subject, folder)
-    options = with_prompt_style(options, subject)
-    for problems in sets:
-        if problems.skipped is None:
-            _generate(problems, options, subject, folder)
-    return scored(options, folder, sets)
-
-
-def with_prompt_style(options: EvalOptions, subject: Subject) -> EvalOptions:
-    """`auto` decided: chat for a model whose tokenizer has a chat template."""
-    if options.prompt_style != "auto":
-        return options
-    chats = getattr(subject.tokenizer, "chat_template", None) is not None
-    return replace(options, prompt_style="chat" if chats else "raw")
+        found = run_calibration(options, subject, folder)
+    else:
+        if options.prompt_style == "auto":
+            chats = getattr(subject.tokenizer, "chat_template", None) is not None
+            options = replace(options, prompt_style="chat" if chats else "raw")
+        for problems in sets:
+            if problems.skipped is None:
+                _generate(problems, options, subject, folder)
+        found = scored(options, folder, sets)
+    return found | {"settings": task_settings(task, options)}
 
 
 def _asked(problems: ProblemSet, options: EvalOptions) -> list[dict[str, str]]:

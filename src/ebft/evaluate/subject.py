@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ebft.config.evaluation import EvalOptions
+from ebft.errors import ConfigError, first_line
 from ebft.evaluate.generation import Generator, TransformersGenerator, VLLMGenerator
 from ebft.loading import DTYPES, Checkpoint, other_feature_network, tap_settings
 from ebft.model.features import FeatureNetwork, Source
@@ -40,8 +41,11 @@ class CheckpointSubject:
 
     def __init__(self, name: str, options: EvalOptions) -> None:
         self.options, self.checkpoint = options, Checkpoint.find(name)
-        place = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device(place if options.device == "auto" else options.device)
+        place = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+        try:
+            self.device = torch.empty(0, device=place).device
+        except (RuntimeError, AssertionError) as error:  # no such device, or none on this machine
+            raise ConfigError(f"device={place!r}: {first_line(error)}") from None
         self.dtype = DTYPES.get(options.dtype, torch.bfloat16 if self.device.type == "cuda" else torch.float32)
         self.identity: object = [*self.checkpoint.identity(), str(self.dtype)]
         self.feature_name: str = options.feature_model or (options.model[0] if options.model else name)

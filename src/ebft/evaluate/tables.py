@@ -128,7 +128,7 @@ def draw(results: Mapping[str, Results], folder: Path) -> None:
     import matplotlib.pyplot as plt
 
     measured = [(label, r["tasks"]["calibration"]) for label, r in results.items() if "calibration" in r["tasks"]]
-    for picture in ("profile", "temperatures"):
+    for picture in ("profile", "temperatures") if measured else ():
         figure, axis = plt.subplots(figsize=(5.2, 3.8))
         for number, (label, entry) in enumerate(measured):
             curves = {of: [(p["temperature"], p[f"{of}cross_entropy"]) for p in entry["temperatures"]] for of in TOKENS}

@@ -20,6 +20,10 @@ from ebft.problems.problem import Question
 from ebft.runtime.files import json_ready, read_json, read_jsonl, write_json, write_jsonl
 from ebft.sandbox.box import Limits, Sandbox
 
+# Which options a task's numbers depend on: its groups' and the seed and limit, but not how fast it is made.
+_GROUPS = {"calibration": ("calibration",), "translation": ("generation", "translation")}
+_SOURCES = {"humaneval": ["humaneval"], "mbpp": ["mbpp"], "multipl-e": ["multipl_e", "languages"]}
+_NOT_OF_NUMBERS = ("workers", "calibration_batch_size", "score")  # what is scored later has the same scores
 TIMEOUT, MEMORY_MIB = 10.0, 1024  # of a program
 
 
@@ -103,6 +107,14 @@ def _translation_set(options: EvalOptions) -> ProblemSet:
 
     asked = {"raw": [Question(prompt, translation.STOP) for prompt in prompts], "chat": [*map(Question, prompts)]}
     return ProblemSet("translation", [pair.key for pair in pairs], asked, 256, score)
+
+
+def task_settings(task: str, options: EvalOptions) -> Values:
+    left_out = {*_NOT_OF_NUMBERS, *(n for other, names in _SOURCES.items() if other != task for n in names)}
+    left_out |= {"prompt_style"} if options.prompt_style == "auto" else set()  # not decided yet
+    found = options.values(*_GROUPS.get(task, ("generation", "code")))
+    about = {"seed": options.seed, "limit": options.limit}
+    return about | {name: value for name, value in found.items() if name not in left_out}
 
 
 class ResumableRecords:

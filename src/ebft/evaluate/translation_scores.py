@@ -121,8 +121,11 @@ def _metric(name: str, scoring: TranslationScoring, sentence: bool = False) -> A
     if name == "chrf":
         return CHRF()
     language = next((code for code, full in LANGUAGE_NAMES.items() if scoring.target_language in (code, full)), "")
-    # effective_order: a short sentence without any 4-gram would otherwise score next to nothing.
-    return BLEU(tokenize=scoring.bleu_tokenize, trg_lang=language, effective_order=sentence)
+    try:
+        # effective_order: a short sentence without any 4-gram would otherwise score next to nothing.
+        return BLEU(tokenize=scoring.bleu_tokenize, trg_lang=language, effective_order=sentence)
+    except (KeyError, ImportError, RuntimeError, AssertionError) as error:
+        raise ConfigError(f"sacrebleu's tokenizer {scoring.bleu_tokenize or language!r}: {error}") from None
 
 
 class _Corpus:

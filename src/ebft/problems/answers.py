@@ -1,9 +1,8 @@
 """From what a model wrote to source code: fenced code, prose around it, a repeated prompt, a body only.
 
-For Python there are several interpretations, best first, and the first that compiles and defines the function is used.
-They are compiled inside the sandbox, never here: compiling a hostile text can crash an interpreter. The first one is
-prompt and completion as they are, so a completion that works in other harnesses means the same here; but of an answer
-that defines the function anew, the definition.
+For Python there are several interpretations, best first, and the first that compiles and defines the function is used:
+inside the sandbox, since compiling a hostile text can crash an interpreter. The first one is prompt and completion as
+they are, as in other harnesses, but of an answer that defines the function anew, the definition.
 """
 
 from __future__ import annotations

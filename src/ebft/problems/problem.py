@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ebft.data.row_format import Row
 from ebft.data.rows import read_rows
@@ -20,6 +19,8 @@ from ebft.runtime.machine import available_cores
 from ebft.sandbox.box import Sandbox
 from ebft.sandbox.bubblewrap import Limits
 from ebft.sandbox.python_tests import ERROR, FAILED, Outcome
+
+_SANDBOX = Sandbox()  # of those who name none
 
 
 class Question(NamedTuple):
@@ -47,7 +48,7 @@ class Problem:
 
 def run_tests(problem: Problem, answer: str, sandbox: Sandbox | None = None, limits: Limits | None = None) -> Outcome:
     """The outcome of one answer to a problem. Raises SandboxError if nothing can be run here."""
-    sandbox = sandbox or _default_sandbox()
+    sandbox = sandbox or _SANDBOX
     sandbox.check()
     if len(answer) > LONGEST:
         return Outcome(FAILED, f"the answer has {len(answer)} characters; more than {LONGEST} are not run")
@@ -57,14 +58,6 @@ def run_tests(problem: Problem, answer: str, sandbox: Sandbox | None = None, lim
         raise
     except Exception as error:  # one answer must not end the scoring of the others
         return Outcome(ERROR, f"{type(error).__name__}: {error}"[:300])
-
-
-@cache
-def _default_sandbox() -> Sandbox:
-    return Sandbox()
-
-
-Kind = TypeVar("Kind")
 
 
 @dataclass
@@ -83,21 +76,14 @@ def run_many(
     workers: int | None = None,
 ) -> Iterator[tuple[Attempt, Outcome]]:
     """Outcomes as they come, `workers` programs at a time."""
-    given = sandbox or _default_sandbox()
+    given = sandbox or _SANDBOX
     sandbox = Sandbox(given.unsafe, given.limits)  # of its own, to be stopped without stopping others
     sandbox.check()
-    workers = workers or available_cores()
-    waiting = iter(attempts)
-    running: dict[Future[Outcome], Attempt] = {}
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(workers or available_cores()) as pool:
         try:
-            while True:
-                while len(running) < 2 * workers and (attempt := next(waiting, None)) is not None:
-                    running[pool.submit(run_tests, attempt.problem, attempt.answer, sandbox, limits)] = attempt
-                if not running:
-                    return
-                for done in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(done), done.result()
+            running = {pool.submit(run_tests, one.problem, one.answer, sandbox, limits): one for one in attempts}
+            for done in as_completed(running):
+                yield running.pop(done), done.result()
         finally:  # also when the caller, or Ctrl-C, ends this early
             pool.shutdown(wait=False, cancel_futures=True)
             sandbox.stop()
@@ -110,7 +96,7 @@ class Record:
     where: str
     row: Row
 
-    def field(self, name: str, kind: type[Kind]) -> Kind:
+    def field(self, name: str, kind: type) -> Any:
         """What must be there, of this type, and may not be an empty list."""
         value = self.row.get(name)
         if not isinstance(value, kind) or value == []:

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ebft.errors import DataError
+from ebft.errors import DataError, first_line
 from ebft.problems.answers import python_variants
 from ebft.problems.problem import Problem, Question, Record
 from ebft.sandbox.box import Sandbox
@@ -103,8 +103,7 @@ def _parsed(source: str, name: str, record: Record) -> ast.Module:
     try:
         return ast.parse(source)
     except NOT_PYTHON as error:
-        reason = "nested too deeply" if isinstance(error, (RecursionError, MemoryError)) else error
-        raise DataError(f"{record.where}: the field {name!r} is not valid Python ({reason})") from None
+        raise DataError(f"{record.where}: the field {name!r} is not valid Python ({first_line(error)})") from None
 
 
 def _definitions(tree: ast.Module, kind: type[ast.FunctionDef] | type[ast.ClassDef]) -> tuple[str, ...]:

@@ -39,8 +39,7 @@ class Pair:
 
 
 def find_fields(source: str, split: str = "test", given: Sequence[str | None] = (None, None)) -> tuple[str, str]:
-    """The fields of source and reference: those given; or known by their names; or, where a row has just two texts,
-    such as `de` and `en`, the first and the second."""
+    """The fields of source and reference: given, known by their names, or the two texts that a row has."""
     record = _pair_of(next(read_records(source, split), Record(source, {})))
     fields = record.row
     texts = [name for name, value in fields.items() if name not in ID_FIELDS and isinstance(value, str | list)]

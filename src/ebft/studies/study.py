@@ -404,8 +404,8 @@ def _anywhere(settings: Values, name: str) -> str:
 
 def _is_evaluated(output: Path, given: Values, of_model: dict[Path, str]) -> bool:
     """Whether every task has results with these settings, of the model as it is now."""
-    from ebft.evaluate.commands import task_settings
     from ebft.evaluate.tables import is_scored
+    from ebft.evaluate.tasks import task_settings
 
     if any(file.exists() and file.read_text(encoding="utf-8") != text for file, text in of_model.items()):
         return False  # it was trained further since
