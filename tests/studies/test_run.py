@@ -43,7 +43,7 @@ class TestOrder:
         methods = {"sft": {"search": {"learning_rate": [0.5, 0.25]}}, "warm": {"method": "ebft", "after": "sft"}}
         assert run(write_study(tmp_path, methods), "--jobs", 1) == 0
         said = capsys.readouterr().err.splitlines()
-        counts = "jobs: 2 training runs and 1 evaluations, 0 of them finished; 7 more wait for a search"
+        counts = "jobs: 2 training runs (2 of 5 epochs) and 1 evaluations, 0 of them finished; 7 more wait for a search"
         assert said[0] == counts
         finals = ["sft,learning_rate=0.25,seed=0", "sft,learning_rate=0.25,seed=1", "warm,seed=0", "warm,seed=1"]
         one_by_one = [word for name in finals for word in (name, f"evaluate-{name}")]
@@ -128,7 +128,7 @@ def test_points_of_a_sweep_are_skipped_resumed_and_tried_again(recipe: Path, tmp
     assert "2 jobs failed; the same command tries again" in capsys.readouterr().err
     assert sweep(recipe, *arguments) == 1
     printed = capsys.readouterr()
-    assert "3 training runs and 0 evaluations, 1 of them finished" in printed.err
+    assert "3 training runs (3 of 5 epochs) and 0 evaluations, 1 of them finished" in printed.err
     assert "run_name=fail: failed (exit code 2): this point fails" in printed.err
     states = [line.split()[1] for line in printed.out.splitlines() if line.startswith("run_name=")]
     assert states[:3] == ["finished", "finished", "failed:"]

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -24,6 +24,7 @@ def of(values: list[float], seed: int | None = 0) -> Measured:
 
 
 class TestOneSeed:
+    @settings(deadline=None)
     @given(st.lists(st.tuples(numbers, numbers), min_size=13, max_size=40))
     def test_a_difference_is_the_paired_t_test(self, pairs: list[tuple[float, float]]) -> None:
         mine, other = map(list, zip(*pairs, strict=True))
@@ -37,6 +38,7 @@ class TestOneSeed:
         assert found.interval is not None
         assert (found.interval.low, found.interval.high) == pytest.approx((low, high), rel=1e-6, abs=1e-6)
 
+    @settings(deadline=None)
     @given(st.lists(st.tuples(numbers, st.integers(0, 5), numbers, st.integers(0, 5)), min_size=3, max_size=10))
     def test_ratios_have_the_delta_methods_error(self, rows: list[tuple[float, int, float, int]]) -> None:
         mine = SumsAndCounts([a for a, *_ in rows], [b for _, b, *_ in rows])
@@ -58,6 +60,7 @@ class TestOneSeed:
 
 
 class TestFewItems:
+    @settings(deadline=None)
     @given(st.lists(numbers, min_size=2, max_size=9))
     def test_flipped_signs_by_enumeration(self, moved: list[float]) -> None:
         patterns = itertools.product((1, -1), repeat=len(moved))
@@ -132,6 +135,7 @@ class TestSeeds:
 
 
 class TestRates:
+    @settings(deadline=None)
     @given(st.integers(0, 200), st.integers(1, 200))
     def test_wilsons_interval_is_scipys(self, passed: int, trials: int) -> None:
         passed = min(passed, trials)
@@ -153,6 +157,7 @@ class TestRates:
 
 
 class TestManyTests:
+    @settings(deadline=None)
     @given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
     def test_holm_by_its_definition(self, p_values: list[float]) -> None:
         """Closed testing: a hypothesis falls if Bonferroni's test rejects every set of hypotheses that holds it."""

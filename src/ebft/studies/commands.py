@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 
@@ -43,71 +44,64 @@ def check_inputs(plan: Plan) -> None:
         problem_sets(task, options)
 
 
-class Runner:
-    """A study or a sweep, with the command that does what is left of it."""
+def run(study: Study, command: Sequence[str], options: Namespace) -> tuple[int, Plan]:
+    """What is left of a study or a sweep; the exit code, and how far it is then. With `next_stage` only what was not
+    tried before: a chain of jobs must come to an end."""
+    failed: set[str] = set()  # names of jobs that are not tried again
+    plan = Plan(study, failed, options.next_stage)
 
-    def __init__(self, study: Study, command: Sequence[str], options: Namespace) -> None:
-        self.study, self.command, self.options = study, list(command), options
-        self.failed: set[str] = set()  # names of jobs that are not tried again
-        self.plan = Plan(study, self.failed, options.next_stage)
-
-    def run(self) -> int:
-        """The exit code. With `next_stage` only what was not tried before: a chain of jobs must come to an end."""
-        study, options = self.study, self.options
-        if options.launcher == "local" and (self.plan.unknown or self.plan.unfinished):
-            check_inputs(self.plan)  # other machines may have what is not here
-        if options.dry_run:
-            print("\n".join(self.states()))
-            if options.launcher == "slurm" and (left := self.plan.unfinished):
-                print(f"written and not submitted: sbatch {launchers.write_array(study, options, left)}")
-            return 0
-        with locked(study.folder / f"{study.kind}.lock"):
-            if study.text:
-                write_text(study.folder / "study.yaml", study.text)
-            logger.info(self.states()[-1])
-            try:
-                if options.launcher == "local":
-                    launchers.run_here(options, self._ready, self.failed)
-                elif jobs := self._ready():
-                    waits = self.plan.unknown or len(self.plan.ready()) < len(self.plan.unfinished)
-                    again = [word for word in self.command[1:] if word != NEXT_STAGE] + [NEXT_STAGE]
-                    launchers.submit(study, options, jobs, again if waits else [])
-                    return 0  # they run later
-            finally:
-                self._ready()
-        print("\n".join(self.states()))
-        if self.failed:
-            print_error(f"{len(self.failed)} job{'s' * (len(self.failed) > 1)} failed; the same command tries again")
-        return int(bool(self.failed))
-
-    def _ready(self) -> list[Job]:
+    def ready() -> list[Job]:
         """All jobs that could run now, by what is on the disk; the manifest says how far they are."""
-        self.plan = Plan(self.study, self.failed, self.options.next_stage)
-        if self.study.kind == "study":
-            self.write_manifest()
-        return [job for job in self.plan.ready() if not self.plan.given_up(job)]
+        nonlocal plan
+        plan = Plan(study, failed, options.next_stage)
+        if study.kind == "study":
+            _write_manifest(plan, command)
+        return [job for job in plan.ready() if not plan.given_up(job)]
 
-    def states(self) -> list[str]:
-        plan = self.plan
-        counts = f"{len(plan.runs)} training runs and {len(plan.evaluations)} evaluations"
-        counts += f", {len(plan.jobs) - len(plan.unfinished)} of them finished; {plan.unknown} more wait for a search"
-        return [*(f"{job.name}: {job.state}" for job in plan.jobs), f"jobs: {counts}"]
+    if options.launcher == "local" and (plan.unknown or plan.unfinished):
+        check_inputs(plan)  # other machines may have what is not here
+    if options.dry_run:
+        print("\n".join(_states(plan)))
+        if options.launcher == "slurm" and plan.unfinished:
+            print(f"written and not submitted: sbatch {launchers.write_array(study, options, plan.unfinished)}")
+        return 0, plan
+    with locked(study.folder / f"{study.kind}.lock"):
+        if study.text:
+            write_text(study.folder / "study.yaml", study.text)
+        logger.info(_states(plan)[-1])
+        try:
+            if options.launcher == "local":
+                launchers.run_here(options, ready, failed)
+            elif jobs := ready():
+                waits = plan.unknown or len(plan.ready()) < len(plan.unfinished)
+                again = [word for word in command[1:] if word != NEXT_STAGE] + [NEXT_STAGE]
+                launchers.submit(study, options, jobs, again if waits else [])
+                return 0, plan  # they run later
+        finally:
+            ready()
+    print("\n".join(_states(plan)))
+    if failed:
+        print_error(f"{len(failed)} job{'s' * (len(failed) > 1)} failed; the same command tries again")
+    return int(bool(failed)), plan
 
-    def write_manifest(self) -> None:
-        from ebft.runtime.machine import describe
 
-        file = self.study.folder / "study.json"
-        before = read_json(file) or {}
-        found = {
-            "study": self.study.name,
-            "command": self.command,
-            "started": before.get("started", time.strftime("%Y-%m-%dT%H:%M:%S%z")),
-            "machine": before.get("machine") or describe(),
-            "paper": self.study.paper,
-            "rows": _rows(self.plan),
-            "jobs": {job.name: {"state": job.state, "command": job.command} for job in self.plan.jobs},
-        }
-        write_json(file, json_ready(found))
+def _states(plan: Plan) -> list[str]:
+    lengths = ", ".join(f"{count} of {length}" for length, count in Counter(run.length for run in plan.runs).items())
+    counts = f"{len(plan.runs)} training runs ({lengths}) and {len(plan.evaluations)} evaluations"
+    counts += f", {len(plan.jobs) - len(plan.unfinished)} of them finished; {plan.unknown} more wait for a search"
+    return [*(f"{job.name}: {job.state}" for job in plan.jobs), f"jobs: {counts}"]
+
+
+def _write_manifest(plan: Plan, command: Sequence[str]) -> None:
+    from ebft.runtime.machine import describe
+
+    file = plan.study.folder / "study.json"
+    before = read_json(file) or {}
+    found: Json = {"study": plan.study.name, "command": list(command), "paper": plan.study.paper, "rows": _rows(plan)}
+    found["started"] = before.get("started", time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+    found["machine"] = before.get("machine") or describe()
+    found["jobs"] = {job.name: {"state": job.state, "command": job.command} for job in plan.jobs}
+    write_json(file, json_ready(found))
 
 
 def _rows(plan: Plan) -> list[Json]:
@@ -144,9 +138,8 @@ def sweep(arguments: list[str]) -> int:
     parser.set_defaults(next_stage=False)
     options = _options(parser, arguments)
     found = read_sweep(options.config, options.settings, options.set, options.command)
-    runner = Runner(found, ["ebft", "sweep", *arguments], options)
-    code = runner.run()
-    measured = [str(run.output) for run in runner.plan.runs if run.finished and run.validated is not None]
+    code, plan = run(found, ["ebft", "sweep", *arguments], options)
+    measured = [str(run.output) for run in plan.runs if run.finished and run.validated is not None]
     if measured and not options.dry_run:
         _compare(measured, str(found.folder / _COMPARED))
     return code
@@ -186,7 +179,7 @@ def _study_run(arguments: list[str]) -> int:
     parser.add_argument(NEXT_STAGE, action="store_true", help="do only what was not tried yet: for jobs in a chain")
     options = _options(parser, arguments)
     found = read_study(options.study)
-    code = Runner(found, ["ebft", "study", "run", *arguments], options).run()
+    code, _ = run(found, ["ebft", "study", "run", *arguments], options)
     if not options.dry_run:
         print(f"next: ebft {'score' if found.evaluation.get('score') is False else 'study report'} {found.folder}")
     return code

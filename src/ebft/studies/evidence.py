@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ebft.config.evaluation import HARMLESS
 from ebft.config.method import settings_that_change
 from ebft.errors import ConfigError
 from ebft.evaluate.tables import by_problem, is_scored
-from ebft.method.measures import NAMES, Record, SumsAndCounts, sums_by_metric
+from ebft.method.measures import NAMES, Record, SumsAndCounts, differences, sums_by_metric
 from ebft.runtime.files import Json, read_json, read_jsonl
 from ebft.studies.statistics import Corpus, CorpusMetric, Measured, measured
 from ebft.studies.study import last_error
@@ -56,9 +56,26 @@ class Run:
         return [found[step] for step in sorted(found)]
 
     def total_costs(self) -> Json:
-        """The last known value of `step` and of everything under `spent/`."""
-        last = {key: value for entry in self.entries for key, value in entry.items()}
-        return {key: value for key, value in last.items() if key == "step" or key.startswith("spent/")}
+        """The last known value of everything, such as `step` and `spent/tokens`."""
+        return {key: value for entry in self.entries for key, value in entry.items()}
+
+    def numbers(self, metrics: Iterable[str], first: Run) -> Json:
+        """For compare.json: curves, and differences from the first run, sequence by sequence."""
+        found: Json = {"folder": str(self.folder), "method": self.method, "finished": self.finished, "metrics": {}}
+        for metric in metrics:
+            key = f"eval_{metric}"
+            found["metrics"][metric] = [
+                {"step": entry["step"], "value": entry[key], "standard_error": entry.get(f"{key}_se")}
+                | {title: entry[column] for column, title in AXES.values() if entry.get(column) is not None}
+                for entry in self.measured(key)
+            ]
+        differ, moved = validated_apart(self, first), differences(self.records, first.records)
+        found["against_first"] = {
+            metric: {"difference": one.mean, "standard_error": one.standard_error}
+            for metric, one in moved.items()
+            if self is not first and compares(metric, differ)
+        }
+        return found
 
 
 def read_run(folder: Path) -> Run:
@@ -195,6 +212,15 @@ class Evidence:
                 elif not is_scored(entry):
                     where = f"run `ebft score {self.folder}`, where there is a sandbox"
                     model.problems.append(f"{task} is not all scored yet: {where}")
+
+
+def read_runs(place: Path, folders: Sequence[str], names: Sequence[str]) -> Evidence:
+    """Each run is a row, by its name; equal names become paths."""
+    runs = [read_run(Path(folder)) for folder in folders]
+    short = names or [run.name for run in runs]
+    for run, folder, name in zip(runs, folders, short, strict=True):
+        run.name = folder if len(set(short)) < len(runs) else name
+    return Evidence(place, {}, [Row(r.name, r.method, [Model(run=r, scores=scores_of_run(r))]) for r in runs])
 
 
 def read_study_folder(folder: Path) -> Evidence:

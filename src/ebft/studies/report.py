@@ -13,23 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ebft.errors import ConfigError
-from ebft.method.measures import differences, smaller_is_better, with_error
 from ebft.runtime.files import Json, json_ready, read_jsonl, write_json, write_text
 from ebft.studies import figures, tables
-from ebft.studies.evidence import (
-    AXES,
-    VALIDATION,
-    Evidence,
-    Model,
-    Row,
-    Run,
-    compares,
-    read_run,
-    read_study_folder,
-    scores_of_run,
-    validated_apart,
-    validation_metrics,
-)
+from ebft.studies.evidence import AXES, VALIDATION, Evidence, read_runs, read_study_folder, validation_metrics
 from ebft.studies.tables import Table, Test, markdown_text, name_of, shown, summary_of
 
 if TYPE_CHECKING:
@@ -161,60 +147,24 @@ def compare(folders: Sequence[str], output: str, axis: str = "steps", names: Seq
         raise ConfigError(f"--name is given {len(names)} times for {len(folders)} runs; give one for each, or none")
     place = Path(output).expanduser()
     _check_place(place, NUMBERS)
-    runs = [read_run(Path(folder)) for folder in folders]
-    short = names or [run.name for run in runs]
-    for run, folder, name in zip(runs, folders, short, strict=True):
-        run.name = folder if len(set(short)) < len(runs) else name  # equal names become paths
-    metrics = validation_metrics(runs)
-    rows = [Row(run.name, run.method, [Model(run=run, scores=scores_of_run(run))]) for run in runs]
-    evidence = Evidence(place, {}, rows)
-    figure = figures.training_figure(evidence, axis)
+    evidence = read_runs(place, folders, names)
+    runs = {row.title: model.run for row in evidence.rows for model in row.models if model.run is not None}
+    metrics, figure = validation_metrics(runs.values()), figures.training_figure(evidence, axis)
     if not metrics or figure is None:
         raise ConfigError(f"these runs have not logged validation metrics over {axis} yet; wait, or use --x steps")
     state = {True: "finished", False: "not finished"}
     every = [
-        _along_runs(runs, metrics),
+        tables.validation_table(runs, metrics),
         tables.differences_table(evidence, [f"{VALIDATION} {metric}" for metric in metrics]),
-        tables.costs_table([({"run": r.name, "method": r.method, "state": state[r.finished]}, r) for r in runs]),
-        tables.settings_table({run.name: run for run in runs}),
+        tables.costs_table([({"run": n, "method": r.method, "state": state[r.finished]}, r) for n, r in runs.items()]),
+        tables.settings_table(runs),
     ]
     every = [table for table in every if len(table.cells)]
     place.mkdir(parents=True, exist_ok=True)
-    numbers = {run.name: _numbers(run, runs[0], metrics) for run in runs}
+    first = next(iter(runs.values()))
+    numbers = {name: run.numbers(metrics, first) for name, run in runs.items()}
     write_json(place / NUMBERS, json_ready({"runs": numbers, "notes": evidence.notes}))
     (place / PNG).write_bytes(figures.saved(figure, "png"))
     page: Json = {"title": "Runs compared", "notes": evidence.notes, "tables": every}
     write_text(place / HTML, _page(page, {f"Over {AXES[axis][1]}": figure}))
     return Report(every, [], evidence.notes, [place / name for name in COMPARED])
-
-
-def _along_runs(runs: Sequence[Run], metrics: Sequence[str]) -> Table:
-    """What was measured during training: first, best and last."""
-    rows = []
-    for key, run in ((key, run) for key in [*(f"eval_{metric}" for metric in metrics), "reward"] for run in runs):
-        entries = run.measured(key) if key != "reward" or run.method == "rlvr" else []
-        if entries:
-            best = (min if smaller_is_better(key) else max)(entries, key=lambda entry: entry[key])
-            texts = [with_error(entry[key], entry.get(f"{key}_se")) for entry in (entries[0], best, entries[-1])]
-            row = {"run": run.name, "method": run.method, "metric": name_of(key.removeprefix("eval_"))}
-            row |= {"first": texts[0], "best": texts[1], "best at": str(best["step"]), "last": texts[2]}
-            # The best model may have been loaded after the last step.
-            rows.append({**row, "last at": str(entries[-1].get("model_step", entries[-1]["step"]))})
-    return Table("validation", "Validation", rows)
-
-
-def _numbers(run: Run, first: Run, metrics: Sequence[str]) -> Json:
-    """What compare.json holds of a run."""
-    found: Json = {"folder": str(run.folder), "method": run.method, "finished": run.finished, "metrics": {}}
-    for metric in metrics:
-        key = f"eval_{metric}"
-        found["metrics"][metric] = [
-            {"step": entry["step"], "value": entry[key], "standard_error": entry.get(f"{key}_se")}
-            | {title: entry[column] for column, title in AXES.values() if entry.get(column) is not None}
-            for entry in run.measured(key)
-        ]
-    # Sequence by sequence: known better than the standard errors of the two values suggest.
-    moved = differences(run.records, first.records) if run is not first else {}
-    known = {metric: moved[metric] for metric in moved if compares(metric, validated_apart(run, first))}
-    found["against_first"] = {m: {"difference": e.mean, "standard_error": e.standard_error} for m, e in known.items()}
-    return found

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from ebft.config.evaluation import BORROWED, EvalOptions
-from ebft.config.recipe import check_given, field_types, find_recipe, load_recipe, read_values
+from ebft.config.recipe import as_given, check_given, field_types, find_recipe, load_recipe, read_values
 from ebft.config.settings import Values, check_name, typed
 from ebft.errors import ConfigError, nearest
 from ebft.method.measures import NAMES, smaller_is_better
@@ -121,32 +121,27 @@ def _rows(name: str, given: Values, study: Values, settings: Values, above: Sequ
     where, kind, grid = f"the method {name}", given["method"] or name, {**study["grid"], **given["grid"]}
     if kind not in COMMANDS:
         raise ConfigError(f"{where}: `method` is one of {', '.join(COMMANDS)}{nearest(str(kind), COMMANDS)}")
-    search, command = given["search"], COMMANDS[kind]
+    search, command, seeds = given["search"], COMMANDS[kind], list(dict.fromkeys(given["seeds"])) or [0]
     if wrong := [key for key in (*settings, *grid, *search) if key in _DECIDED or (key in grid and key in search)]:
         raise ConfigError(f"{where}: {wrong[0]} is decided by the study, or is both in `grid` and in `search`")
-    seeds = list(dict.fromkeys(given["seeds"])) or [0]
     search_seed = seeds[0] if study["search_seed"] is None else typed("search_seed", study["search_seed"], int)
-    rows = []
+    candidates, rows = combinations(search, command), []
     for values in combinations(grid, command):
         of_row, parents = {**settings, **values}, {"model": given["after"]}
         if of_row.get("feature_model") in study["methods"]:
             features = of_row.pop("feature_model")
             # A method whose features are its own, or of one that comes later, has those of its model.
             parents["feature_model"] = features if any(row.method == features for row in above) else None
-        needs = {n: _parent(name, method, values, seeds, above) for n, method in parents.items() if method}
-        candidates = combinations(search, command)
+        needs = {}
+        for setting, method in [(setting, method) for setting, method in parents.items() if method]:
+            # The row whose final models it needs: in the same setting, with all its seeds or with only one.
+            found = [row for row in above if row.method == method and row.values.items() <= values.items()]
+            if len(found) != 1 or (len(found[0].seeds) > 1 and not {*seeds} <= {*found[0].seeds}):
+                what = f"no method above it with the same `grid` and seeds{nearest(method, [r.method for r in above])}"
+                raise ConfigError(f"{where} starts after {method!r}, which is {what}")
+            needs[setting] = found[0].name
         rows.append(Row(name, command, values, of_row, candidates, given["choose_by"], seeds, search_seed, needs))
     return rows
-
-
-def _parent(name: str, method: str, values: Values, seeds: Sequence[int], above: Sequence[Row]) -> str:
-    """The row whose final models another one needs: of a method above it in the same setting, with all its seeds or
-    with only one."""
-    found = [row for row in above if row.method == method and row.values.items() <= values.items()]
-    if len(found) != 1 or (len(found[0].seeds) > 1 and not {*seeds} <= {*found[0].seeds}):
-        same = f"no method above it with the same `grid` and seeds{nearest(method, [row.method for row in above])}"
-        raise ConfigError(f"the method {name} starts after {method!r}, which is {same}")
-    return found[0].name
 
 
 def _checked(study: Study) -> Study:
@@ -238,16 +233,12 @@ class Job:
     """An `ebft` command with a log, and whether the disk has its results."""
 
     name: str
-    study: Path  # its folder
+    log: Path
     output: Path
     arguments: list[str]
     settings: Values  # of its recipe, or the options of the evaluation
     needed: dict[Path, str]  # a small file that is written before it starts
     finished: bool
-
-    @property
-    def log(self) -> Path:
-        return self.study / "logs" / f"{self.name}.log"
 
     @property
     def command(self) -> str:
@@ -283,6 +274,11 @@ class Run(Job):
     chosen: Values  # of what is searched
     seed: int | None
     validated: float | None  # what the search chooses by, after training; None: it is no number
+
+    @property
+    def length(self) -> str:
+        steps, epochs = (as_given(n, self.settings, self.row.command) for n in ("max_steps", "num_train_epochs"))
+        return f"{steps:,} steps" if steps > 0 else f"{epochs:g} epochs"  # type: ignore[operator]
 
 
 def last_error(log: Path) -> str | None:
@@ -366,35 +362,35 @@ class Plan:
         before = yaml.safe_load((output / "recipe.yaml").read_text(encoding="utf-8")) if "steps" in results else None
         finished = before is not None and _anywhere(before, name) == _anywhere(given, name)
         needed = {recipe: yaml.safe_dump(given, sort_keys=False)}
-        of_job = (name, self._folder, output, arguments, given, needed, finished)
-        self._runs[name] = Run(*of_job, row, chosen, seed, validated)
+        log = self._folder / "logs" / f"{name}.log"
+        self._runs[name] = Run(name, log, output, arguments, given, needed, finished, row, chosen, seed, validated)
         return self._runs[name]
 
     def _evaluations(self) -> list[Job]:
         """Of the final models, and of those that everything starts from."""
         options = dict(self.study.evaluation)
         finals = [run for runs in self.final.values() for run in runs]
-        method = options.get("feature_model")
-        if any(row.method == method for row in self.study.rows):
+        if (method := options.get("feature_model")) in [row.method for row in self.study.rows]:
             features = next((run for run in finals if run.row.method == method), None)
             if features is None:
                 self.unknown += len(self.bases) + len(finals)
                 return []
             options["feature_model"] = str(features.output)
-        models = {row.name: row.settings["model"] for row in self.bases}
-        models |= {run.name: str(run.output) for run in finals}
+        models = {row.name: row.settings["model"] for row in self.bases} | {run.name: str(run.output) for run in finals}
         return [self._evaluation(name, model, options) for name, model in models.items()]
 
     def _evaluation(self, of: str, model: str, options: Values) -> Job:
-        output = self._folder / "evaluations" / of
+        output, name = self._folder / "evaluations" / of, f"evaluate-{of}"
         given = {**options, "model": model, "output": str(output), "replace_changed": True}
         listed = {name: (value or ["none"]) if isinstance(value, list) else [value] for name, value in given.items()}
         flags = [f"--{name.replace('_', '-')}={value}" for name, values in listed.items() for value in values]
         # What the training of the model ended with: times of files would not tell, copies have others.
-        trained = Path(model) / "results.json" if of in self._runs else None
-        needed = {output / "of-model.sha256": sha256_of(trained) if trained and trained.exists() else ""}
-        finished = _is_evaluated(output, options, needed)
-        return Job(f"evaluate-{of}", self._folder, output, ["eval", *flags], given, needed, finished)
+        trained, mark = Path(model) / "results.json", output / "of-model.sha256"
+        text = sha256_of(trained) if of in self._runs and trained.exists() else ""
+        is_of_model = not mark.exists() or mark.read_text(encoding="utf-8") == text  # else it was trained further since
+        finished = is_of_model and _is_evaluated(output, options)
+        log = self._folder / "logs" / f"{name}.log"
+        return Job(name, log, output, ["eval", *flags], given, {mark: text}, finished)
 
 
 def _anywhere(settings: Values, name: str) -> str:
@@ -402,13 +398,11 @@ def _anywhere(settings: Values, name: str) -> str:
     return repr(sorted(settings.items())).replace(settings["output_dir"].removesuffix(name), "")
 
 
-def _is_evaluated(output: Path, given: Values, of_model: dict[Path, str]) -> bool:
-    """Whether every task has results with these settings, of the model as it is now."""
+def _is_evaluated(output: Path, given: Values) -> bool:
+    """Whether every task has results with these settings."""
     from ebft.evaluate.tables import is_scored
     from ebft.evaluate.tasks import task_settings
 
-    if any(file.exists() and file.read_text(encoding="utf-8") != text for file, text in of_model.items()):
-        return False  # it was trained further since
     tasks, options = (read_json(output / "results.json") or {}).get("tasks", {}), EvalOptions.from_values(given)
     return all(
         tasks.get(task, {}).get("settings") == json_ready(task_settings(task, options))

@@ -14,7 +14,7 @@ import yaml
 
 from ebft.config.method import ONLY_EBFT
 from ebft.method import measures
-from ebft.method.measures import smaller_is_better
+from ebft.method.measures import smaller_is_better, with_error
 from ebft.runtime.files import Json, read_json
 from ebft.studies.evidence import AXES, VALIDATION, Evidence, Row, Run
 from ebft.studies.statistics import Interval, Measured, Summary, difference, holm, same_items, summarise
@@ -27,7 +27,7 @@ _MOST_ROWS_FOR_PAIRS = 6
 # The columns of the paper's main table, in its order; everything else is in the table of other metrics.
 _MAIN = [
     *("cross_entropy", "answer_cross_entropy", "cfm", "greedy_pass@1", "pass@1", "pass@4", "pass@16"),
-    *("empty", "cut", "no_code", "greedy_bleu", "greedy_chrf", "greedy_comet"),
+    *("greedy_bleu", "greedy_chrf", "greedy_comet"),
 ]
 _OF_EACH_RUN = {"output_dir", "logging_dir", "seed", "data_seed", "run_name"}  # no difference between methods
 
@@ -114,14 +114,9 @@ def short_name(metric: str) -> str:
     return name_of(metric).replace("cross-entropy", "CE")
 
 
-def is_share(metric: str) -> bool:
-    """Of answers without a program: what a difference in pass@k may come from, so that nothing is ranked by it."""
-    return metric.endswith(("empty", "cut", "no_code"))
-
-
 def is_rate(metric: str) -> bool:
     """A share of problems, between 0 and 1."""
-    return "pass@" in metric or is_share(metric)
+    return "pass@" in metric or metric.endswith(("empty", "cut", "no_code"))
 
 
 # ---- values and tests ----------------------------------------------------------------------------------------------
@@ -168,8 +163,7 @@ def main_metrics(evidence: Evidence) -> list[str]:
 
     def place(metric: str) -> tuple[bool, str, int]:
         task, _, name = metric.rpartition(" ")
-        # What is of another temperature or of greedy answers stands beside its own.
-        column = re.sub(r"^(cfm)_temperature_.*|^greedy_(empty|cut|no_code)$", r"\1\2", name)
+        column = name.partition("_temperature_")[0]  # at another temperature it stands beside its own
         number = _MAIN.index(column) if column in _MAIN and " " not in task else -1
         return task not in ("calibration", VALIDATION), task, number
 
@@ -180,7 +174,7 @@ def rankings(evidence: Evidence, metrics: Sequence[str]) -> list[Test]:
     """By each metric, the best row against the best one of another kind, such as EBFT against SFT: that is the
     question. Where all are of one kind, against the runner-up."""
     pairs = []
-    for metric in (metric for metric in metrics if not is_share(metric)):
+    for metric in metrics:
         values = [(row, found.value) for row in evidence.rows if (found := summary_of(row, metric)) is not None]
         known = [(row, value) for row, value in values if not math.isnan(value)]
         rows = [r for r, _ in sorted(known, key=lambda one: one[1], reverse=not smaller_is_better(metric))]
@@ -191,6 +185,21 @@ def rankings(evidence: Evidence, metrics: Sequence[str]) -> list[Test]:
 
 
 # ---- the tables ----------------------------------------------------------------------------------------------------
+
+
+def validation_table(runs: Mapping[str, Run], metrics: Sequence[str]) -> Table:
+    """What was measured during training: first, best and last."""
+    rows = []
+    for key, name in itertools.product([*(f"eval_{metric}" for metric in metrics), "reward"], runs):
+        entries = runs[name].measured(key) if key != "reward" or runs[name].method == "rlvr" else []
+        if entries:
+            best = (min if smaller_is_better(key) else max)(entries, key=lambda entry: entry[key])
+            texts = [with_error(entry[key], entry.get(f"{key}_se")) for entry in (entries[0], best, entries[-1])]
+            row = {"run": name, "method": runs[name].method, "metric": name_of(key.removeprefix("eval_"))}
+            row |= {"first": texts[0], "best": texts[1], "best at": str(best["step"]), "last": texts[2]}
+            # The best model may have been loaded after the last step.
+            rows.append({**row, "last at": str(entries[-1].get("model_step", entries[-1]["step"]))})
+    return Table("validation", "Validation", rows)
 
 
 def metrics_table(evidence: Evidence, metrics: Sequence[str], name: str, title: str, caption: str) -> Table:
