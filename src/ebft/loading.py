@@ -22,7 +22,7 @@ from ebft.config.settings import Values
 from ebft.config.training import EBFTConfig
 from ebft.data.row_format import check_tokenizer
 from ebft.errors import ConfigError, first_line, how_to_install, nearest
-from ebft.model.backbone import embedding_size
+from ebft.model.backbone import input_embeddings
 from ebft.model.features import FeatureNetwork, Source, check_vocabulary
 from ebft.runtime import sharding
 
@@ -80,7 +80,7 @@ class Checkpoint:
     ) -> Any:
         """The model to evaluate, with its adapter on top. code: trust that of a remote model."""
         model = self.with_adapter(load_pretrained(self.base, dtype, code))
-        check_tokenizer(tokenizer, embedding_size(model))
+        check_tokenizer(tokenizer, len(input_embeddings(model)))
         return model.to(device).eval().requires_grad_(False)
 
     def with_adapter(self, base: PreTrainedModel) -> Any:

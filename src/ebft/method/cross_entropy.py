@@ -41,7 +41,15 @@ class Head:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, V] of hidden rows [R, H], in float32 (float64 for float64 rows)."""
         weight = self.prepared(hidden).weight
-        z = full_product(hidden.to(self.compute_dtype(hidden)).to(weight.dtype), weight.t())
+        hidden = hidden.to(self.compute_dtype(hidden)).to(weight.dtype)
+        # In at least float32: rounding logits to bf16 would cost the log-probs two digits.
+        with torch.autocast(hidden.device.type, enabled=False):
+            if hidden.dtype in (torch.float32, torch.float64):
+                z = hidden @ weight.t()
+            elif hidden.is_cuda and not torch.is_grad_enabled():
+                z = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+            else:
+                z = hidden.float() @ weight.t().float()
         if self.bias is not None:
             z = z + self.bias.to(z.dtype)
         if self.scale != 1.0:
@@ -51,19 +59,7 @@ class Head:
     def compute_dtype(self, hidden: Tensor) -> torch.dtype:
         """The matrix product's: autocast's if that is on, else that of the hidden states."""
         device = hidden.device.type
-        if torch.is_autocast_enabled(device):
-            return torch.get_autocast_dtype(device)
-        return hidden.dtype
-
-
-def full_product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b in at least float32. Rounding logits to bf16 would cost the log-probs two digits."""
-    with torch.autocast(a.device.type, enabled=False):
-        if a.dtype in (torch.float32, torch.float64):
-            return a @ b
-        if a.is_cuda and not torch.is_grad_enabled():
-            return torch.mm(a, b, out_dtype=torch.float32)
-        return a.float() @ b.float()
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
 
 
 # Logits alive at once, in elements: 32 MiB of float32 on a CPU, whose caches reward small chunks, 1 GiB on a GPU.
@@ -136,10 +132,8 @@ class _WeightedCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden, dtype=full if half else hidden.dtype) if wanted[0] else None
         grad_weight = torch.zeros_like(weight, dtype=full) if wanted[1] else None
         grad_bias = torch.zeros_like(bias, dtype=full) if wanted[2] and bias is not None else None
-        R = hidden.shape[0]
-        log_probs = hidden.new_empty(rows.targets.shape, dtype=full)
-        entropy = hidden.new_empty(R, dtype=full)
-        kl = hidden.new_zeros(R, dtype=full)
+        R, log_probs = len(hidden), hidden.new_empty(rows.targets.shape, dtype=full)
+        entropy, kl = hidden.new_empty(R, dtype=full), hidden.new_zeros(R, dtype=full)
 
         weight_c = weight.to(dtype).to(grad_dtype)  # once for all chunks, as all that follows
         head = replace(head, weight=weight, ready=False).prepared(hidden)

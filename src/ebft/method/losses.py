@@ -76,7 +76,8 @@ def ebft_loss(
     predictors = _Predictors(layout, gamma != 0, wanted)
     hidden_rows = predictors.hidden(hidden)
     targets = predictors.per_row(layout.completions(packed_ids), packed_ids[:, 1:T])
-    row_temperature = predictors.temperatures(temperature, device)
+    row_temperature = torch.ones(len(targets), device=device)
+    row_temperature[: predictors.policy_rows] = temperature
     # `where`, not a product: what stands at dropped anchors may be anything, NaN included.
     token_advantages = torch.where(counted, advantages.detach().float()[..., None], 0.0)
     token_weights = token_advantages * per_generated
@@ -86,10 +87,8 @@ def ebft_loss(
         reference_rows = Reference(predictors.hidden(reference.hidden).detach(), reference.head)
         token_kl_weights = kl_weight * per_generated * counted
         with torch.no_grad():
-            nothing = torch.zeros_like(targets, dtype=torch.float32)
-            kl_rows = weighted_cross_entropy(
-                hidden_rows, head, Rows(targets, nothing, row_temperature), reference_rows, chunk_rows
-            ).kl
+            rows = Rows(targets, torch.zeros_like(targets, dtype=torch.float32), row_temperature)
+            kl_rows = weighted_cross_entropy(hidden_rows, head, rows, reference_rows, chunk_rows).kl
         assert kl_rows is not None
         token_weights = token_weights - _kl_to_go(predictors.per_token(kl_rows), counted) * token_kl_weights
         kl_weights = predictors.per_row(token_kl_weights).sum(1)
@@ -176,11 +175,6 @@ class _Predictors:
             per_row = per_row[:, None].expand(-1, self.layout.samples)
         policy = torch.nn.functional.pad(per_row[: self.policy_rows], (0, 0, 0, 1))
         return policy[self.row, self.sample]
-
-    def temperatures(self, temperature: float, device: torch.device) -> Tensor:
-        values = torch.ones(self.policy_rows + self.truth_rows, device=device)
-        values[: self.policy_rows] = temperature
-        return values
 
 
 def _kl_to_go(kl: Tensor, counted: Tensor) -> Tensor:

@@ -183,10 +183,6 @@ def input_embeddings(model: nn.Module) -> Tensor:
     return embeddings.weight
 
 
-def embedding_size(model: nn.Module) -> int:
-    return input_embeddings(model).shape[0]
-
-
 def end_tokens_of(model: nn.Module) -> list[int]:
     """The tokens with which the model ends what it writes, by its own settings; empty if they do not say."""
     places = (base_model(model).generation_config, text_config(model))
@@ -276,7 +272,7 @@ def _example(base: PreTrainedModel) -> tuple[PackedLayout, Tensor, Tensor]:
     layout = StridedLayout(context_length=8, horizon=3, stride=5, samples=1).to(device)
     # Tokens from all over the vocabulary: its first ones are often special, and what a model makes of a row of those
     # depends on the last digit (SmolLM2-135M: 100 times as much as for these).
-    vocabulary = min(embedding_size(base), len(output_head(base).weight))
+    vocabulary = min(len(input_embeddings(base)), len(output_head(base).weight))
     ids = torch.arange(1, 12, device=device)[None] * 7919 % vocabulary
     return layout, ids[:, :8], ids[:, None, None, 8:]
 

@@ -18,7 +18,7 @@ from ebft.data.rows import LOOKED_AT, read_rows
 from ebft.errors import DataError
 from ebft.iteration import check_sequences
 from ebft.loading import load_model, load_tokenizer
-from ebft.model.backbone import embedding_size, text_config
+from ebft.model.backbone import input_embeddings, text_config
 from ebft.runtime import processes
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def load(recipe: Recipe) -> Loaded:
     if needs_anchors:
         check_sequences(train_set, training, packing.end_token_ids(tokenizer, training.completions_end))
     model = load_model(recipe)
-    check_tokenizer(tokenizer, embedding_size(model))
+    check_tokenizer(tokenizer, len(input_embeddings(model)))
     if needs_anchors:
         look_at_lengths(model, train_set, "context_length", training.document_masks)
     return Loaded(recipe, train_set, validation_set, model, tokenizer)

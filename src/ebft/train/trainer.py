@@ -31,7 +31,7 @@ from ebft.data.packing import DocumentIndex, SequenceDataset, collate, end_token
 from ebft.data.row_format import check_tokenizer
 from ebft.errors import ConfigError, DataError
 from ebft.iteration import Window, check_sequences, loss_of, prepare_window
-from ebft.model.backbone import embedding_size
+from ebft.model.backbone import input_embeddings
 from ebft.runtime import processes, sharding
 from ebft.runtime.timing import Clock
 from ebft.train import report
@@ -82,7 +82,7 @@ class EBFTTrainer(Measured):
             processing_class = processing_class or AutoTokenizer.from_pretrained(model)
             model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
         if processing_class is not None:
-            check_tokenizer(processing_class, embedding_size(model))
+            check_tokenizer(processing_class, len(input_embeddings(model)))
         if peft_config is not None:
             set_seed(args.seed)  # the Trainer does so only later; the adapter's random weights belong to the run
             model = loading.add_adapter(model, peft_config)
