@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
-import subprocess
-import sys
+import signal
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +16,11 @@ from torch import Tensor
 from torch._functorch.aot_autograd import aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor import config
+from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codegen.triton import TritonKernel
 from torch.nn.functional import silu
 
-from ebft.method.compiling import prepare_compiling, wait_for_stores
+from ebft.method.compiling import prepare_compiling, start_workers, wait_for_stores
 
 
 @pytest.mark.parametrize(
@@ -71,21 +71,15 @@ def test_kernels_wait_at_the_end_of_a_loop_that_stores(monkeypatch: pytest.Monke
         assert lines == ["tl.debug_barrier()"] * (stores and loops and reduction)
 
 
-NOTICE = """
-import os, signal, time
-from ebft.method.compiling import start_workers
-start_workers()
-assert not signal.pthread_sigmask(signal.SIG_BLOCK, []), "the run itself hears it"
-from torch._inductor.async_compile import AsyncCompile
-pool = AsyncCompile.process_pool()
-for process in pool.process.pid, pool.submit(os.getpid).result(120):
-    for notice in signal.SIGTERM, signal.SIGUSR1:
-        os.kill(process, notice)
-time.sleep(0.5)
-assert pool.submit(os.getpid).result(60) != os.getpid()
-"""
-
-
 def test_processes_that_compile_do_not_leave_when_a_scheduler_gives_notice() -> None:
-    environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "2"}
-    subprocess.run([sys.executable, "-c", NOTICE], env=environment, check=True, timeout=240)
+    with config.patch(compile_threads=2):
+        AsyncCompile.process_pool.cache_clear()
+        start_workers()
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, []), "the run itself hears it"
+        pool: Any = AsyncCompile.process_pool()
+        for process in pool.process.pid, pool.submit(os.getpid).result(120):
+            for notice in signal.SIGTERM, signal.SIGUSR1:
+                os.kill(process, notice)
+        assert pool.submit(os.getpid).result(60) != os.getpid()
+        pool.shutdown()
+        AsyncCompile.process_pool.cache_clear()

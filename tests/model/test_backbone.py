@@ -69,7 +69,7 @@ def test_all_layers_share_what_is_compiled_and_nothing_is_compiled_again(monkeyp
     monkeypatch.setattr(backbone, "_compiled_class", cache(backbone._compiled_class.__wrapped__))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    model = tiny_model("gemma3")
+    model = tiny_model()
     plain = copy.deepcopy(model)
     prepare_model(model)
     for _ in range(2):  # twice is once
@@ -77,19 +77,19 @@ def test_all_layers_share_what_is_compiled_and_nothing_is_compiled_again(monkeyp
     found, expected = (some_loss(m, some_packed()) for m in (model, plain))
     torch.testing.assert_close(found, expected)
     compiled = graphs()
-    assert 0 < compiled <= 10  # parts of the two kinds of layers between attention and the rest, not of each of 4
+    assert 0 < compiled <= 5  # parts of a layer between attention and the rest, not of each of 4 layers
     some_loss(model, some_packed(1))
     documents = torch.tensor([[0] * 7 + [1] * 9, [0] * 12 + [-1] * 4])
     with_documents = StridedLayout(16, 3, 4, 2, document_ids=documents, fixed_shape=True)
     packed_hidden_states(model, some_packed(2), with_documents)
     assert graphs() == compiled
     rolled_out = []
-    for sizes in (10, 20), (12, 22), (15, 23):  # the numbers of samples that are computed
+    for sizes in (10, 20), (12, 22):  # the numbers of samples that are computed
         with torch.no_grad():
             given = (StridedLayout(16, 3, 2, 3), some_packed()[:, :16], torch.tensor([1, 2]), sizes)
             _generate(model, "sdpa", (0.5, None, None), *given)
         rolled_out.append(graphs())
-    assert compiled < rolled_out[0] == rolled_out[1] == rolled_out[2]
+    assert compiled < rolled_out[0] == rolled_out[1]
     copied = copy.deepcopy(model)  # which computes with its own weights
     with torch.no_grad():
         for p in copied.parameters():
