@@ -5,14 +5,17 @@ and Gemma 3. `from_pretrained(gguf_file=)` would hold all weights in float32, an
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ebft.errors import ConfigError
+from ebft.runtime.machine import available_cores
 from ebft.runtime.messages import progress
 
 if TYPE_CHECKING:
-    from gguf import GGUFReader
+    import torch
+    from gguf import GGUFReader, ReaderTensor
     from transformers import PreTrainedConfig
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
@@ -45,12 +48,16 @@ def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
     tensors[TABLE] = tensors.pop("lm_head.weight", tensors[TABLE])  # the output's is the finer one
     if set(tensors) != set(model.state_dict()) - {"lm_head.weight"}:
         raise ConfigError(f"transformers {transformers.__version__} does not know all tensors of the GGUF file")
+
+    def dequantized(tensor: ReaderTensor) -> torch.Tensor:
+        numbers = dequantize(tensor.data, tensor.tensor_type)
+        numbers = processor.process(weights=numbers, name=tensor.name).weights
+        return torch.tensor(numbers, dtype=getattr(torch, dtype))
+
     weights = {}
-    with progress("converting", len(tensors), leave=False) as advance:
-        for name, tensor in tensors.items():
-            numbers = dequantize(tensor.data, tensor.tensor_type)
-            numbers = processor.process(weights=numbers, name=tensor.name).weights
-            weights[name] = torch.tensor(numbers, dtype=getattr(torch, dtype))
+    with ThreadPoolExecutor(available_cores()) as pool, progress("converting", len(tensors), leave=False) as advance:
+        for name, converted in zip(tensors, pool.map(dequantized, tensors.values()), strict=True):
+            weights[name] = converted
             advance(1)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     tokenizer = _tokenizer(reader, gguf, config, ends)

@@ -117,9 +117,11 @@ def test_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     monkeypatch.setattr(rows, "hub_unreachable", lambda: "the hub is away")
-    with pytest.raises(DataError, match=r"someone/somedata is no file.*: the hub is away"):
-        read("someone/somedata")
-    check_source("someone/somedata")
+    for check in (read, check_source):
+        with pytest.raises(DataError, match=r"someone/somedata is no file.*: the hub is away; give a local copy"):
+            check("someone/somedata")
+    monkeypatch.setattr(rows, "hub_unreachable", lambda: pytest.fail("asked"))
+    check_source("stdlib-code")
 
 
 def test_contents_change_with_the_text_and_the_files_of_the_split(tmp_path: Path) -> None:

@@ -40,10 +40,14 @@ def read_rows(source: str, split: str = "train") -> Iterator[Row]:
 
 
 def check_source(source: str) -> None:
-    """What can only be a file or folder must be there."""
+    """What can only be a file or folder must be there, and a dataset of a hub that cannot be reached in the cache."""
     path = Path(source).expanduser()
-    if not path.exists() and (path.suffix or source.startswith((".", "/", "~"))):
+    if source in BUILTIN or path.exists():
+        return
+    if path.suffix or source.startswith((".", "/", "~")):
         raise DataError(f"{source}: no such file or folder")
+    if hub_unreachable():
+        _from_hub(source, None)
 
 
 def contents(source: str, split: str = "train") -> list[object]:
@@ -123,7 +127,7 @@ def _read_csv(file: Path) -> Iterator[Row]:
         yield from csv.DictReader(lines, delimiter=separator, strict=True)
 
 
-def _from_hub(name: str, split: str) -> Iterable[Row]:
+def _from_hub(name: str, split: str | None) -> Iterable[Row]:
     import datasets
 
     unreachable = hub_unreachable()
@@ -132,7 +136,7 @@ def _from_hub(name: str, split: str) -> Iterable[Row]:
         return datasets.load_dataset(path, configuration or None, split=split)
     except Exception as error:  # the library raises many kinds for "not there" and "no network"
         why = f"is no file, no built-in name and no dataset of the hub: {unreachable or first_line(error)}"
-        raise DataError(f"{name} {why}{nearest(name, BUILTIN)}") from None
+        raise DataError(f"{name} {why}{nearest(name, BUILTIN) or '; give a local copy'}") from None
 
 
 def _stdlib_code(split: str) -> Iterator[Row]:
