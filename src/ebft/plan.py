@@ -1,28 +1,22 @@
 """`ebft plan`: whether a recipe fits on a GPU, the settings that would, and how long a step takes.
 
-Of the model only config.json is read; torch and transformers are not imported.
+Of the model only config.json is read.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import fields
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from ebft import fetch
-from ebft.config.data import DataConfig, ModelConfig, RunningConfig
-from ebft.config.method import MethodConfig
-from ebft.config.recipe import check_given, read_values
-from ebft.config.settings import Parser, Setting, Values, default_of, option, types_of
+from ebft.config.recipe import declared, load_recipe, read_values
+from ebft.config.settings import Parser, Values, default_of
 from ebft.errors import ConfigError, first_line
 from ebft.plan_memory import GIB, ROOM, Run, Shape
 from ebft.runtime.messages import duration, print_table
@@ -37,34 +31,19 @@ WITH_ADAPTER, WITH_CHECKPOINTING = 0.69, 0.57
 # LoRA's best learning rate is about ten times that of the whole model (Schulman et al., "LoRA Without Regret", 2025).
 ADAPTER_RATE = 10
 _ROWS = 16  # sequences in a step, as in the paper, where the recipe does not say
-_SECTIONS = (ModelConfig, DataConfig, MethodConfig, RunningConfig)
-# Of transformers' own settings, those that take memory, with its defaults.
-_THEIRS = {"optim": "adamw_torch_fused", "gradient_accumulation_steps": 1}
-_THEIRS |= dict.fromkeys(("bf16", "use_cpu", "gradient_checkpointing"), False)
 _STEP = ("per_device_train_batch_size", "gradient_accumulation_steps")
 _BATCHES = ("per_device_train_batch_size", "rollout_batch_size", "per_device_eval_batch_size")
 # What a recommendation decides anew, and so does not take over from the recipe.
 _DECIDED = [*_STEP, "rollout_batch_size", "bf16", "bf16_if_fast", "use_cpu"]
 _DECIDED += ["gradient_checkpointing", "fsdp", "load_in_4bit"]
-_STANDING_IN = {"dataset": "my.jsonl", "output_dir": "runs/mine"}  # where they are not given: neither takes memory
-
-
-def known_settings() -> Values:
-    """The type of every setting of `ebft train`; of transformers' own, which are read from its source, any where memory
-    does not depend on it."""
-    source = Path(str(find_spec("transformers").origin)).with_name("training_args.py")  # type: ignore[union-attr]
-    theirs = re.findall(r"^    (\w+): .* = field\(", source.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    own = {name: kind for section in _SECTIONS for name, kind in types_of(section).items()}
-    return {**dict.fromkeys(theirs, Any), **{name: type(value) for name, value in _THEIRS.items()}, **own}
+# Where they are not given: neither takes memory.
+_STANDING_IN = {"dataset": "YOUR-DATA.jsonl", "output_dir": "runs/YOUR-RUN"}
 
 
 def make_plan(given: Mapping[str, object], gpus: int, gpu_memory: float, gpu: str | None = None) -> Values:
     """What `--json` prints. given: the settings of a recipe; gpu_memory: of each GPU, in GiB."""
-    typed = check_given({**_STANDING_IN, **given}, known_settings(), "train")
-    for section in _SECTIONS:  # which check their values
-        section(**{name: typed[name] for name in types_of(section) if name in typed})
-    defaults: Values = {f.name: default_of(f) for section in _SECTIONS for f in fields(section)} | _THEIRS
-    values = defaults | typed
+    defaults = {name: default_of(f) for name, f in declared().items()}
+    values = defaults | load_recipe(None, {**_STANDING_IN, **given}).given
 
     def fits(run: Run) -> bool:
         return run.peak() <= (1 - ROOM) * gpu_memory * GIB
@@ -131,14 +110,6 @@ def _shape_of(name: str, field: str) -> Shape:
         raise ConfigError(f"the config.json of {field}={name!r} cannot be read: {first_line(error)}") from None
 
 
-def _recipe_text(plan: Values) -> str:
-    """The recommended recipe. What nobody gave and stands for the user's own is marked."""
-    own = "|".join(f"{name}: {re.escape(value)}" for name, value in _STANDING_IN.items())
-    return re.sub(
-        f"^({own})$", r"\1  # replace by yours", yaml.safe_dump(plan["settings"], sort_keys=False), flags=re.M
-    )
-
-
 def _print_report(plan: Values, tokens: float | None, file: str | None) -> None:
     total, gpus = plan["gpu_bytes"] / GIB, plan["gpus"]
     columns: dict[str, dict[str, float]] = {}
@@ -153,17 +124,16 @@ def _print_report(plan: Values, tokens: float | None, file: str | None) -> None:
         words += f" (at most {most}, where completions have nothing in common)" if usual != most else ""
         if run["seconds"]:
             whole, of = (tokens, "an epoch") if tokens else (1e6, "a million tokens of text")
-            words += (
-                f", about {duration(run['seconds'])} a step and {duration(run['seconds'] * whole / run['tokens'])} {of}"
-            )
-        print(
-            words + (": it fits." if run["fits"] else f": it does not fit with {ROOM:.0%} left for CUDA and fragments.")
-        )
+            epoch = run["seconds"] * whole / run["tokens"]
+            words += f", about {duration(run['seconds'])} a step and {duration(epoch)} {of}"
+        fits = "it fits" if run["fits"] else f"it does not fit with {ROOM:.0%} left for CUDA and fragments"
+        print(f"{words}: {fits}.")
     if plan["recommended"] is None:
         print("Nothing fits: a shorter context_length, fewer samples, more or larger GPUs.")
     else:
         place, launch = shlex.quote(file or "recipe.yaml"), f" --launch {gpus}" if gpus > 1 else ""
-        print(f"\n{_recipe_text(plan)}\n{'Written to' if file else 'As'} {place}: ebft train --config {place}{launch}")
+        print("", yaml.safe_dump(plan["settings"], sort_keys=False), sep="\n")
+        print(f"{'Written to' if file else 'As'} {place}: ebft train --config {place}{launch}")
     print()
     rows = [("  " + stage, *(f"{of[stage] / GIB:.1f}" for of in columns.values())) for stage in columns["given"]]
     print_table([("GiB on each GPU", *columns), *rows])
@@ -171,12 +141,8 @@ def _print_report(plan: Values, tokens: float | None, file: str | None) -> None:
 
 def command(arguments: list[str]) -> int:
     usage = "(--config recipe.yaml | --model M) (--gpu h100 | --gpu-memory GIB) [--setting value ...]"
-    parser = Parser(
-        "plan", "Whether a recipe fits on a GPU, the settings that would, and how long a step takes.", usage
-    )
-    own: dict[str, Setting] = {f.name: f for section in _SECTIONS for f in fields(section)}
-    flags = {name: own[name] if name in own else option(None, "") for name in known_settings()}
-    parser.add_settings("", flags.items(), hidden=flags)
+    parser = Parser("plan", "Whether a recipe fits on a GPU, the settings that would, and the time of a step.", usage)
+    parser.add_settings("", declared().items(), hidden=declared())
     parser.add_argument("--config", metavar="F", help="a YAML file, or the name of a recipe that comes with ebft")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="processes, one on each GPU [1]")
     parser.add_argument("--gpu", type=str.lower, choices=GPUS, metavar="NAME", help=", ".join(GPUS))
@@ -191,7 +157,7 @@ def command(arguments: list[str]) -> int:
     plan = make_plan(given, options.gpus, options.gpu_memory or GPUS[options.gpu][0], options.gpu)
     if options.output is not None and plan["settings"]:
         with Path(options.output).open("x", encoding="utf-8") as file:  # a new one
-            file.write(_recipe_text(plan))
+            yaml.safe_dump(plan["settings"], file, sort_keys=False)
     if options.json:
         print(json.dumps(plan, indent=1))
     else:

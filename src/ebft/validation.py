@@ -13,7 +13,6 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from ebft.config.evaluation import ONLY_IF_SET
 from ebft.config.method import MethodConfig, settings_that_change
 from ebft.config.training import EBFTConfig
 from ebft.data.packing import PADDING, Batch, SequenceDataset, to_device
@@ -144,7 +143,6 @@ def text_checksum(dataset: SequenceDataset, rows: Iterable[int]) -> str:
 def identity(config: EBFTConfig, features: FeatureNetwork, dataset: SequenceDataset) -> Json:
     """What the validation numbers of a run depend on, beside the model; `ebft compare` looks at it."""
     settings = {name: getattr(config, name) for name in settings_that_change("text", "features", "proxy")}
-    settings = {name: value for name, value in settings.items() if name not in ONLY_IF_SET or value}
     settings["eval_samples"] = settings["eval_samples"] or settings["samples"]
     return {
         **settings,

@@ -42,7 +42,7 @@ def test_a_shipped_recipe_is_found_from_any_folder_and_a_file_comes_first(
     [
         ({"horizen": "1"}, "unknown setting 'horizen' of `ebft train`; did you mean 'horizon'"),
         ({"lr": "1"}, "here it is called 'learning_rate'"),
-        ({"model": ""}, "no model: set `model` to"),
+        ({"model": ""}, "no model: every run of `ebft train` needs one"),
     ],
 )
 def test_unknown_names_and_what_is_required(given: dict[str, str], words: str) -> None:

@@ -170,7 +170,7 @@ def test_evaluation_borrows_what_changes_its_numbers() -> None:
 def test_groups_hold_every_option_once() -> None:
     names = [name for name, _, _ in options()]
     assert len(set(names)) == len(names)
-    by_group = {group: EvalOptions().values(group) for group in GROUPS}
+    by_group = {group: EvalOptions().values(group) for group in GROUPS.values()}
     assert sorted(name for values in by_group.values() for name in values) == sorted(names)
     assert {"horizon", "whitening", "sequences", "text_column"} <= by_group["calibration"].keys()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal, get_args
 
-from ebft.config.data import TASKS, DataConfig, Task
+from ebft.config.data import DataConfig
 from ebft.config.method import MethodConfig, settings_that_change
 from ebft.config.settings import Setting, Values, check, check_name, option, typed, types_of
 from ebft.errors import ConfigError
@@ -19,16 +19,12 @@ from ebft.runtime.files import read_json
 
 Language = Literal["cpp", "js", "ts", "rs", "cs", "go", "php", "java"]
 LANGUAGES = get_args(Language)
+Task = Literal["calibration", "humaneval", "mbpp", "multipl-e", "translation"]
+TASKS = get_args(Task)
 LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
-# The groups of the options, in their order: the first option of each, and its title.
-GROUPS = {
-    "what": ("model", "What to evaluate"),
-    "generation": ("greedy", "Generation"),
-    "code": ("humaneval", "Code"),
-    "translation": ("translation_data", "Translation"),
-    "calibration": ("calibration_data", "Calibration"),
-    "running": ("batch_size", "Running"),
-}
+# The groups of the options, by the first option of each.
+GROUPS = {"model": "what", "greedy": "generation", "humaneval": "code", "translation_data": "translation"}
+GROUPS |= {"calibration_data": "calibration", "batch_size": "running"}
 # What calibration takes of the method's settings and of the data's, by the names it has there and here. Seed, number of
 # rollouts and temperature have names of their own, since those of generation are others; no reward is reported.
 _OF_METHOD = {*settings_that_change("text", "features", "proxy")} - {"alpha", "eval_samples", "eval_seed"}
@@ -39,9 +35,6 @@ BORROWED: dict[str, tuple[str, type]] = {
     **{name: (name, DataConfig) for name in (*_OF_DATA, "messages_column", "prompt_separator")},
     "calibration_prompt_template": ("prompt_template", DataConfig),  # translation has a template of its own
 }
-# Options that results do not have where they are not set.
-ONLY_IF_SET = ("test_split", "prompt_separator", "calibration_prompt_template", "short_truths", "also_at_temperatures")
-NOT_SET = "not set"  # what messages call these then
 # Options of calibration that change no other number, or are told apart in another way.
 HARMLESS = ("feature_model", "also_at_temperatures")
 
@@ -61,9 +54,7 @@ class EvalOptions:
     temperature: float = option(0.6, "temperature of the samples")
     top_p: float | None = option(None, "sample from the smallest set of tokens with this probability")
     max_new_tokens: int | None = option(None, "longest completion; default: 512 for code, 256 for translation")
-    prompt_style: Literal["auto", "raw", "chat"] = option(
-        "auto", "raw, or chat by the template; auto: chat if there is one"
-    )
+    prompt_style: Literal["auto", "raw", "chat"] = option("auto", "raw, or by the chat template; auto: if there is one")
     system_prompt: str | None = option(None, "what a chat begins with")
     too_long: Literal["error", "truncate"] = option("error", "a prompt beyond the model's context: error, or truncate")
     backend: Literal["transformers", "vllm"] = option("transformers", "transformers, or vllm if it is installed")
@@ -143,9 +134,9 @@ class EvalOptions:
 
 def options(*groups: str) -> Iterator[tuple[str, Setting, type]]:
     """The options of these groups, or all: the name, the field that declares it, and the class that this is of."""
-    group, firsts = "", {first: name for name, (first, _) in GROUPS.items()}
+    group = ""
     for f in fields(EvalOptions)[:-2]:  # without what holds the borrowed ones
-        group = firsts.get(f.name, group)
+        group = GROUPS.get(f.name, group)
         if not groups or group in groups:
             yield f.name, f, EvalOptions
     if not groups or "calibration" in groups:

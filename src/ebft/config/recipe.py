@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 RECIPES = Path(__file__).parents[1] / "recipes"
 TRAINING = ("train", "sft", "rlvr")  # the commands that train
 UNNAMED = "unnamed"  # stands for the output folder of what writes nothing
-REQUIRED = {"model": "a folder or hub name, or smollm2-135m after `ebft fetch smollm2-135m`"}
-REQUIRED |= {"dataset": "a file, a folder, a hub name or a built-in such as stdlib-functions", "output_dir": "a folder"}
-REQUIRED |= {"rewards": "unit_tests, bleu or module:function"}  # of `ebft rlvr`
+REQUIRED = ("model", "dataset", "output_dir", "rewards")
 # Of transformers' settings, those that most runs set: the others do not show in the help.
 _COMMON = """output_dir gradient_accumulation_steps max_steps max_grad_norm bf16 gradient_checkpointing log_level seed
     eval_strategy eval_steps save_strategy save_steps load_best_model_at_end metric_for_best_model use_cpu"""
@@ -49,6 +47,11 @@ def sections(command: str = "train") -> tuple[type, ...]:
     return ModelConfig, DataConfig, {"train": EBFTConfig, "sft": SFTSettings, "rlvr": RLVRSettings}[command]
 
 
+def declared(command: str = "train") -> dict[str, Setting]:
+    """The settings of a command by their names."""
+    return {f.name: f for section in sections(command) for f in fields(section) if f.init}
+
+
 def field_types(command: str = "train") -> Values:
     return {name: kind for section in sections(command) for name, kind in types_of(section).items()}
 
@@ -57,14 +60,14 @@ def as_given(name: str, values: Mapping[str, object], command: str = "train") ->
     """What a setting is with these values: the one given, as its type, or the default."""
     if name in values:
         return typed(name, values[name], field_types(command)[name])
-    return next(default_of(f) for section in sections(command) for f in fields(section) if f.name == name)
+    return default_of(declared(command)[name])
 
 
 def groups(command: str = "train") -> dict[str, list[Setting]]:
     """The settings of a command by titles for help and documentation: each where it is declared first."""
     titles = {"ModelConfig": "The model", "DataConfig": "The data", "MethodConfig": "The method"}
-    titles |= {"RunningConfig": "Running", "TrainingArguments": "Settings of transformers' TrainingArguments"}
-    left = {f.name: f for section in sections(command) for f in fields(section) if f.init}
+    titles |= {"EBFTConfig": "Running", "TrainingArguments": "Settings of transformers' TrainingArguments"}
+    left = declared(command)
     found: dict[str, list[Setting]] = {}
     for owner in (owner for section in sections(command) for owner in section.__mro__[:-1]):
         if own := [left.pop(name) for name in get_annotations(owner) if name in left]:
@@ -95,22 +98,17 @@ def load_recipe(file: str | Path | None, overrides: Mapping[str, object], comman
     values = {**(read_values(file) if file is not None else {}), **overrides}
     if token := values.pop("hub_token", None):
         os.environ["HF_TOKEN"] = str(token)  # where libraries look; recipes, cards and checkpoints then hold no secret
-    given = check_given(values, field_types(command), command)
+    types = field_types(command)
+    for name in values:
+        check_name(str(name), types, "setting", f" of `ebft {command}`")
+    given = {name: typed(name, value, types[name]) for name, value in values.items()}
+    for name in REQUIRED:
+        if name in types and not given.get(name):
+            raise ConfigError(f"no {name}: every run of `ebft {command}` needs one; `ebft {command} --help` tells more")
     model, data, training = (
         section(**{name: given[name] for name in types_of(section) if name in given}) for section in sections(command)
     )
     return Recipe(model, data, training, given, command)
-
-
-def check_given(values: Mapping[str, object], types: Values, command: str) -> Values:
-    """The values as their types; all names are known, and what a run cannot do without is there."""
-    for name in values:
-        check_name(str(name), types, "setting", f" of `ebft {command}`")
-    given = {name: typed(name, value, types[name]) for name, value in values.items()}
-    for name, what in REQUIRED.items():
-        if name in types and not given.get(name):
-            raise ConfigError(f"no {name}: set `{name}` to {what}")
-    return given
 
 
 def check_datasets(values: Mapping[str, object]) -> None:

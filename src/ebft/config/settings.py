@@ -22,24 +22,12 @@ from ebft.runtime.files import Json
 from ebft.runtime.messages import LEVELS, show_messages
 
 # What TRL and others call a setting, whose spelling would lead astray. The first that the command knows is meant.
-_ELSEWHERE = {
-    "lr": "learning_rate",
-    "epochs": "num_train_epochs",
-    "batch_size": "per_device_train_batch_size",
-    "base_model": "model",
-    "model_name_or_path": "model",
-    "dataset_name": "dataset",
-    "dataset_text_field": "text_column",
-    "max_length": "max_new_tokens context_length",
-    "max_seq_length": "max_length context_length",
-    "max_completion_length": "max_new_tokens horizon",
-    "num_generations": "generations samples",
-    "beta": "kl_coefficient kl_weight",
-    "reward_funcs": "rewards",
-    "use_peft": "lora",
-    "assistant_only_loss": "answer_only",
-    "torch_dtype": "model_dtype dtype",
-}
+_ELSEWHERE = {"lr": "learning_rate", "epochs": "num_train_epochs", "batch_size": "per_device_train_batch_size"}
+_ELSEWHERE |= {"base_model": "model", "model_name_or_path": "model", "torch_dtype": "model_dtype dtype"}
+_ELSEWHERE |= {"dataset_name": "dataset", "dataset_text_field": "text_column", "assistant_only_loss": "answer_only"}
+_ELSEWHERE |= {"max_length": "max_new_tokens context_length", "max_seq_length": "max_length context_length"}
+_ELSEWHERE |= {"max_completion_length": "max_new_tokens horizon", "num_generations": "generations samples"}
+_ELSEWHERE |= {"beta": "kl_coefficient kl_weight", "reward_funcs": "rewards", "use_peft": "lora"}
 Setting = Field[Any]
 Values = Json  # of settings, by their names
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a mapping"}

@@ -14,9 +14,8 @@ from typing import ClassVar
 
 import torch
 from transformers import TrainingArguments
-from transformers.integrations import integration_utils
 
-from ebft.config.data import RunningConfig
+from ebft.config.evaluation import TASKS, Task
 from ebft.config.method import MethodConfig
 from ebft.config.settings import Values, check, option
 from ebft.errors import ConfigError, nearest
@@ -30,24 +29,48 @@ _REFUSED |= {"early_stopping_patience without evaluations": "set eval_strategy=s
 _REFUSED |= {"max_steps=0": "use 1 or more, or -1 for num_train_epochs"}
 
 
-@dataclass(frozen=True)
-class Sharding:
-    """How a model is sharded over the processes (FSDP2)."""
-
-    reshard_after_forward: bool = True  # free a layer's gathered weights after every forward pass
-
-
 @dataclass
-class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignore[misc]
+class EBFTConfig(MethodConfig, TrainingArguments):
     """The method's settings, ebft's own for running, and transformers' (batches, schedules, logging, saving, ...)."""
 
+    bf16_if_fast: bool = option(False, "bf16=true where the hardware has units for it (GPUs since Ampere, AMX)")
+    compile_layers: bool | None = option(None, "torch.compile the layers; default: on a GPU, or with torch_compile")
+    rollout_batch_size: int | None = option(None, "sequences rolled out at once; default: a whole accumulation window")
+    disable_dropout: bool = option(True, "set the model's dropouts to 0: EBFT needs the log-probs it sampled from")
+    save_log_spaced: bool = option(False, "also save checkpoints at steps 1, 2, 4, 8, ...")
+    samples_every: int = option(50, "write a table of contexts, truths and completions every N steps; 0: never")
+    show_prompts: int = option(0, "held-out prompts to answer before and after training, shown at the end; 0: none")
+    early_stopping_patience: int | None = option(None, "stop after N evaluations without a better metric (cfm)")
+    early_stopping_threshold: float = option(0.0, "what counts as better must be so by more than this")
+    max_reward: float = option(1e4, "stop if the mean reward grows beyond this")
+    eval_tasks: list[Task] = option([], f"tasks of `ebft eval` to run while training: {', '.join(TASKS)}")
+    eval_tasks_every: int | None = option(None, "run eval_tasks every N steps; default: at every evaluation")
+    eval_task_options: Values = option({}, "options of `ebft eval` for them: {limit: 20}; only in a recipe")
+
+    # ---- settings of transformers, most of them for the paper's values
+    per_device_train_batch_size: int = option(16, "sequences per process and forward pass")
+    per_device_eval_batch_size: int = option(8, "sequences per process in evaluation")
+    learning_rate: float = option(1e-6, "learning rate of AdamW")
+    lr_scheduler_type: str = option("constant_with_warmup", "learning rate schedule")
+    warmup_steps: float = option(0.03, "warm-up: a share of all steps below 1, else steps")
+    adam_beta2: float = option(0.95, "second beta of AdamW")
+    num_train_epochs: float = option(2.0, "passes over the data")
+    logging_steps: float = option(10, "number of steps between log entries")
+    save_total_limit: int | None = option(3, "checkpoints kept; the best one is kept besides")
+    report_to: str | list[str] | None = option("none", "tensorboard, wandb, trackio, a list of these, all, or none")
+    logging_nan_inf_filter: bool = option(False, "hide NaN losses in logs; EBFT stops at them")
+    remove_unused_columns: bool = option(False, "EBFT needs all columns of its datasets")
+    fsdp: str | bool | None = option(None, "FSDP2: full_shard, or shard_grad_op: faster, larger")  # type: ignore
+    ddp_timeout: int = option(1800, "seconds after which a process gives up on another one that does not answer")
+
     trains_in_fp16: ClassVar[bool] = False
-    sharding: Sharding | None = field(default=None, init=False, repr=False)  # what fsdp and fsdp_config come to
+    sharding: str | None = field(default=None, init=False, repr=False)  # what fsdp asks for, once it is checked
 
     def __post_init__(self) -> None:
         self.check_method()
-        RunningConfig.__post_init__(self)
-        check(self, EBFTConfig, gradient_accumulation_steps=1, seed=0, data_seed=0)
+        counts = ["per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"]
+        counts += ["rollout_batch_size", "eval_tasks_every", "early_stopping_patience"]
+        check(self, EBFTConfig, **dict.fromkeys(counts, 1), learning_rate=0)
         unseen = self.early_stopping_patience is not None and self.eval_strategy in ("no", False)
         refused = {"early_stopping_patience without evaluations": unseen, "max_steps=0": self.max_steps == 0}
         refused["fp16=true"] = self.fp16 and bool(self.fsdp or not self.trains_in_fp16)
@@ -60,34 +83,27 @@ class EBFTConfig(RunningConfig, MethodConfig, TrainingArguments):  # type: ignor
             # Said aloud: bf16 in a recipe for a GPU then loads on any machine, and several processes find each other.
             self.use_cpu = True
             self.dataloader_pin_memory = False  # there is nothing to pin memory for, and torch would warn
-        self.sharding = self._sharding()
-        self.fsdp, self.fsdp_config = None, None  # transformers and accelerate must not shard a second time
+        self._take_over_sharding()
         self._choose_the_best()
         self.report_to = "none" if self.report_to is None else self.report_to
         count, rank, local = (int(os.environ.get(name) or 0) for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
         # Until a run starts, and transformers makes its own.
-        self.distributed_state = SimpleNamespace(
-            num_processes=max(1, count), process_index=rank, local_process_index=local
-        )
+        state = {"num_processes": max(1, count), "process_index": rank, "local_process_index": local}
+        self.distributed_state = SimpleNamespace(**state)
         self._setup_devices = torch.device("cpu")  # what transformers asks for on the way, and does not look at
         TrainingArguments.__post_init__(self)
         del self._setup_devices
-        there = integration_utils.get_available_reporting_integrations()
-        if missing := [name for name in self.report_to if name not in there]:  # else found after loading everything
-            raise ConfigError(f"report_to={missing[0]!r} is not known or not installed{nearest(missing[0], there)}")
 
-    def _sharding(self) -> Sharding | None:
-        """What fsdp asks for. Transformers' FSDP knows no CPUs, adds gradients up in bf16, and shards only when
-        training starts, after the frozen network was copied and the first evaluation was made."""
-        if self.fsdp in (None, False, "", "false"):
-            return None
-        odd = [name for name in ("fsdp_config", "eval_tasks", "show_prompts") if getattr(self, name)]
-        if odd or self.fsdp not in (True, "true", "full_shard", "shard_grad_op"):
-            raise ConfigError(
-                f"fsdp={self.fsdp!r} with {', '.join(odd) or 'nothing else'} is not supported; use fsdp=full_shard, or "
-                "shard_grad_op, which keeps weights until the backward pass, alone: no process has the whole model"
-            )
-        return Sharding(reshard_after_forward=self.fsdp != "shard_grad_op")
+    def _take_over_sharding(self) -> None:
+        """Transformers' FSDP knows no CPUs, adds gradients up in bf16, and shards only when training starts, after the
+        frozen network was copied and the first evaluation was made."""
+        if self.fsdp not in (None, False, "", "false"):
+            odd = [name for name in ("fsdp_config", "eval_tasks", "show_prompts") if getattr(self, name)]
+            self.sharding = "full_shard" if self.fsdp in (True, "true") else str(self.fsdp)
+            if odd or self.sharding not in ("full_shard", "shard_grad_op"):
+                what = f"fsdp={self.fsdp!r} with {', '.join(odd) or 'nothing else'} is not supported"
+                raise ConfigError(f"{what}; use fsdp=full_shard or shard_grad_op alone: no process has the whole model")
+        self.fsdp, self.fsdp_config = None, None  # transformers and accelerate must not shard a second time
 
     def _choose_the_best(self) -> None:
         """By which metric, and in which direction: transformers would look for it after the first evaluation."""
@@ -134,10 +150,6 @@ class SFTSettings(EBFTConfig):
     def trains_on_answers(self) -> bool:
         return self.answer_only if self.loss_on_answers is None else self.loss_on_answers
 
-    def __post_init__(self) -> None:
-        check(self, SFTSettings, max_length=2)  # a token and one to predict
-        super().__post_init__()
-
 
 @dataclass
 class RLVRSettings(EBFTConfig):
@@ -160,12 +172,6 @@ class RLVRSettings(EBFTConfig):
     # ---- transformers' settings with the paper's values; a row is one answer: 256 are 32 prompts with 8 answers each
     num_train_epochs: float = option(1.0, "passes over the data")
     gradient_accumulation_steps: int = option(16, "micro-batches a step; a row of a micro-batch is one answer")
-
-    def __post_init__(self) -> None:
-        least = dict.fromkeys(("max_new_tokens", "max_prompt_tokens", "reward_workers"), 1.0)
-        least |= {"generations": 2, "kl_coefficient": 0, "generation_temperature": 0.01, "reward_timeout": 0.1}
-        check(self, RLVRSettings, **least)
-        super().__post_init__()
 
 
 def _has_fast_bf16(use_cpu: bool) -> bool:

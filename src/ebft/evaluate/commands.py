@@ -40,8 +40,8 @@ OF_SAMPLES |= {"bleu_tokenize", "comet_model", "comet_python"}
 def evaluate(arguments: list[str]) -> int:
     usage = "--model M --tasks calibration,humaneval,... --output DIR [options]"
     parser = Parser("eval", "Evaluate checkpoints. The same command resumes where it stopped.", usage)
-    for group, (_, title) in evaluation.GROUPS.items():
-        parser.add_settings(title, [(name, f) for name, f, _ in evaluation.options(group)])
+    for group in evaluation.GROUPS.values():
+        parser.add_settings(group.capitalize(), [(name, f) for name, f, _ in evaluation.options(group)])
     options = EvalOptions.from_values(parser.parse_args(arguments).settings)
     for name in ("output",) if options.compare else ("output", "model", "tasks"):
         if not getattr(options, name):

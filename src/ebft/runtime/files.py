@@ -81,19 +81,16 @@ def json_ready(value: object) -> Any:
 @contextmanager
 def locked(file: Path, guarded: Path | None = None) -> Iterator[None]:
     """Hold the lock `file`: one writer for its folder, or for `guarded`. The kernel frees it when its holder has ended,
-    also by `kill -9`. A folder that is made for it, and stays empty, goes with it."""
+    also by `kill -9`."""
     from filelock import FileLock, Timeout  # its import takes longer than all others here
 
-    lock, is_new = FileLock(file, timeout=float(os.environ.get(LOCK_WAIT) or 0)), not file.parent.exists()
+    lock = FileLock(file, timeout=float(os.environ.get(LOCK_WAIT) or 0))
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock.acquire()
     except Timeout:
-        holder = " on ".join(file.read_text().split()) or "(unknown)"
-        what = (
-            f"{guarded or file.parent} is in use by process {holder}; wait for it or stop it, or choose another place"
-        )
-        raise ConfigError(f"{what} (if that machine is dead, delete {file})") from None
+        what = f"{guarded or file.parent} is in use by process {' on '.join(file.read_text().split())}"
+        raise ConfigError(f"{what}; wait for it, or choose another place (if it is dead, delete {file})") from None
     try:
         file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
         yield
@@ -101,6 +98,3 @@ def locked(file: Path, guarded: Path | None = None) -> Iterator[None]:
         with suppress(OSError):  # a disk that has turned read-only
             file.unlink(missing_ok=True)  # before it is free: who waits for it sees that, and makes a new one
         lock.release()
-        with suppress(OSError):
-            if is_new:
-                file.parent.rmdir()

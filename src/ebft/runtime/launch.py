@@ -1,8 +1,5 @@
-"""`--launch N`: N processes on this machine, through torch's own launcher, as `torchrun --standalone --nproc-per-node N
--m ebft.cli train ...` would start them. And what schedulers' signals (SIGTERM, SIGUSR1) do.
-
-When one process ends with an error or is killed, the launcher ends the others; Ctrl-C reaches all of them. So does a
-scheduler's notice, after which the processes have all the time that the scheduler gives them.
+"""`--launch N`: N processes on this machine, through torch's own launcher, which ends the others when one ends with an
+error. And what schedulers' signals (SIGTERM, SIGUSR1) do: the processes have all the time that these give them.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -56,30 +53,13 @@ def on_notice(handler: Callable[[int, FrameType | None], None], numbers: Sequenc
             signal.signal(number, earlier)
 
 
-@contextmanager
-def stop_on_notice() -> Iterator[None]:
+def stop_on_notice() -> AbstractContextManager[None]:
     """For commands whose work is on disk at any moment: they leave at once."""
-    received: list[Preempted] = []
 
     def leave(number: int, frame: FrameType | None) -> None:
-        received.append(Preempted(signal.Signals(number).name))
-        raise received[0]
+        raise Preempted(signal.Signals(number).name)
 
-    with on_notice(leave), not_mistaken(lambda error: received[0] if received else None):
-        yield
-
-
-@contextmanager
-def not_mistaken(stop: Callable[[Exception], BaseException | None]) -> Iterator[None]:
-    """A handler's exception may come out of a library as another one: matplotlib's C++ makes a ValueError of it.
-
-    stop: what an error stands for, if a handler has been called.
-    """
-    try:
-        yield
-    except Exception as error:
-        meant = stop(error)
-        raise meant or error from (error if meant else error.__cause__)
+    return on_notice(leave)
 
 
 def _pass_on(number: int, frame: FrameType | None) -> None:
@@ -100,20 +80,18 @@ def launch(processes: int, command: str, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    linux = sys.platform == "linux"  # where torch would end the processes itself, and kill them after its timeout
     os.environ[LAUNCHED] = str(os.getpid())
-    if linux:
-        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
+    # At a scheduler's notice torch would end the processes itself, and kill them after its timeout.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGHUP,SIGQUIT"
     # A share of the cores each; torch would otherwise start as many threads as there are cores, in every process.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "15")  # torch 2.11 does not read it, and takes 30
     for name in list(logging.root.manager.loggerDict):
         if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # the processes say themselves what is wrong
     config = LaunchConfig(1, 1, processes, rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0)  # any port
     config.local_addr = "localhost"
     try:
-        with on_notice(_pass_on, NOTICES if linux else ()):
+        with on_notice(_pass_on):
             elastic_launch(config, sys.executable)(*ENTRY, command, *arguments)
     except ChildFailedError as failed:
         for rank, failure in sorted(failed.failures.items()):

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
+from importlib.util import find_spec
 
 from ebft.errors import first_line
+from ebft.version import __version__
 
-LIBRARIES = ("ebft", "torch", "transformers", "accelerate", "peft", "trl", "datasets", "tokenizers", "triton")
+LIBRARIES = ("torch", "transformers", "accelerate", "peft", "trl", "datasets", "tokenizers", "triton")
 
 
 def describe() -> dict[str, str]:
     """`ebft env`: what a bug report should say about a machine."""
     import torch
 
-    found = {"platform": platform.platform(), "python": platform.python_version()}
-    for library in LIBRARIES:
-        try:
-            found[library] = version(library)
-        except PackageNotFoundError:
-            found[library] = "not installed"
+    found = {"platform": platform.platform(), "python": platform.python_version(), "ebft": __version__}
+    found |= {library: version(library) for library in LIBRARIES if find_spec(library)}
     found |= {"cpu cores": str(os.cpu_count()), "torch threads": str(torch.get_num_threads())}
-    if not torch.cuda.is_available():
-        return {**found, "gpu": "none"}
-    found["cuda"] = str(torch.version.cuda)
-    for number in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(number)
-        found[f"gpu {number}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
-    return found
+    gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
+    shown = {f"gpu {number}": f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB" for number, gpu in enumerate(gpus)}
+    return {**found, "cuda": str(torch.version.cuda), **shown} if gpus else {**found, "gpu": "none"}
 
 
 def available_cores() -> int:
@@ -52,6 +45,4 @@ def hub_unreachable() -> str | None:
     except Exception as error:  # of sockets, certificates, proxies, and of whatever library sends requests
         constants.HF_HUB_OFFLINE = True
         os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are imported later, and for processes started here
-        if (datasets := sys.modules.get("datasets")) is not None:  # which has read the variable already
-            datasets.config.HF_HUB_OFFLINE = True
         return f"{constants.ENDPOINT} cannot be reached: {first_line(error)}"

@@ -86,32 +86,23 @@ class _LogFile:
         if text := text.replace("\x1b[A", "").strip():
             logger.info(text)
 
-    def flush(self) -> None:
-        pass
-
 
 @contextmanager
-def progress(
-    title: str, total: int | None, done: int = 0, leave: bool = True, unit: str = "it"
-) -> Iterator[Callable[[int], object]]:
+def progress(title: str, total: int | None, done: int = 0, leave: bool = True) -> Iterator[Callable[[int], object]]:
     """Yields a function that is called with the number of things done since its last call.
 
-    Args:
-        total: None if it is not known.
-        done: of the total before this began, in a job that resumes.
-        leave: whether it is worth a line of its own, however short: the bar stays, and a log file says that it began
-            and that it ended.
-        unit: of speed; "B" for bytes, which are shown in MB.
+    total: None if it is not known. done: of it before this began, in a job that resumes. leave: the bar stays, and a
+    log file says that it began and that it ended, however short it was.
     """
     from tqdm import tqdm
 
     # tqdm's own lock is shared between processes, which nothing here needs, and it leaves a traceback behind when a
     # signal ends the program while it is made.
     tqdm.set_lock(threading.RLock())
-    look: Json = {"unit": unit, "unit_scale": unit == "B"}
+    look: Json = {}
     if not sys.stderr.isatty():
         known = "{n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
+        look = {"file": _LogFile(), "mininterval": SECONDS, "miniters": 1, "delay": 0 if leave else SECONDS}
         look["bar_format"] = "{desc}: " + ("{n_fmt} [{elapsed}, {rate_fmt}]" if total is None else known)
-        look |= {"file": _LogFile(), "mininterval": SECONDS, "miniters": 1, "delay": 0 if leave else SECONDS}
     with tqdm(total=total, initial=done, desc=title, leave=leave, **look) as bar:
         yield bar.update

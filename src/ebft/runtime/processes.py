@@ -1,9 +1,8 @@
 """Several processes: what they share of a batch, and what they add up. All of it does nothing in a run of one process.
 
-Data parallelism without a wrapper: every process holds the whole model, takes its part of every global batch, and the
-gradients are summed once per optimiser step, before they are clipped (`sum_gradients`). torch's DistributedDataParallel
-would have to see one forward pass through its wrapper per backward pass, and EBFT runs the decoder itself. Sums, not
-means: a process's loss is already divided by the token counts of all processes (`iteration.prepare_window`).
+Data parallelism without a wrapper: every process holds the whole model and takes its part of every global batch, and
+gradients are summed once per step (`sum_gradients`): DistributedDataParallel wants to see a forward pass of the model,
+and EBFT runs the decoder itself. Sums, not means: a loss is divided by the token counts of all processes already.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ def start(config: TrainingArguments) -> None:
 def check_one_gpu(gpus: int) -> None:
     """transformers would wrap the model in torch's DataParallel."""
     if gpus > 1:
-        how = f"--launch {gpus}, torchrun, accelerate launch), or show it only one (CUDA_VISIBLE_DEVICES=0)"
-        raise ConfigError(f"one process sees {gpus} GPUs; start one process per GPU ({how}")
+        ways_out = f"start one process per GPU (--launch {gpus}), or show it only one (CUDA_VISIBLE_DEVICES=0)"
+        raise ConfigError(f"one process sees {gpus} GPUs; {ways_out}")
 
 
 def join_alone(device: torch.device) -> None:

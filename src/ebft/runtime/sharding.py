@@ -1,15 +1,13 @@
 """Sharded models (FSDP2): every process keeps a part of each weight, of its gradient and of its optimiser state.
 
-torch gathers the weights of a module when it is called and frees them afterwards: those of every layer of the decoder,
-and in one piece of the causal language model around them embeddings, final norm and head, which may share a matrix.
-ebft never calls that model, which would make logits of every token: it runs the decoder and multiplies with the head's
-weight itself, in chunks. So the model gets a method that runs its decoder (`_DECODE`) and counts as one of its forward
-passes: embeddings, norm and head stay gathered until the backward pass has used them, or `release`.
+torch gathers the weights of a module when it is called and frees them afterwards: those of every layer, and in one
+piece of the model around them embeddings, final norm and head, which may share a matrix. ebft never calls that model,
+which would make logits of every token: it runs the decoder and multiplies with the head's weight itself, in chunks. So
+the model gets a method that runs its decoder (`_DECODE`) and counts as one of its forward passes: embeddings, norm and
+head stay gathered until the backward pass has used them, or `release`.
 
-Gradients are parts of a sum (`runtime.processes`), so torch is told to add them up, not to take means. Every call
-gathers, which takes all processes: all must run the same passes. Only the first process needs to have loaded the model;
-the others may have it without weights (on torch's device "meta"). In a checkpoint every process writes its own part,
-and any number of processes can read it, or one that is no process of a group (`load_whole`).
+Every call gathers, so all processes must run the same passes. Only the first needs to have loaded the model; the others
+may have it without weights (on torch's device "meta"). A checkpoint can be read by any number of processes.
 """
 
 from __future__ import annotations
@@ -44,8 +42,7 @@ def shard_model(
 ) -> None:
     """Shard the first process's causal language model over all of them, in place.
 
-    dtype: of the gathered weights, which compute; None is that of the shards, which are trained.
-    reshard: free the weights of a layer after each of its forward passes; otherwise they stay until the backward pass.
+    dtype: of the gathered weights, which compute. reshard: free a layer's weights after each of its forward passes.
     """
     _fully_shard(model, layers, device, dtype, reshard, reshard_root=False)
     # Of some models hidden states are a view. Nothing here writes into them.
@@ -169,6 +166,4 @@ def set_optimizer_state(model: nn.Module, optimizer: Any, state: Json) -> None:
 
 def load_whole(folder: Path, model: nn.Module) -> None:
     """Fill an ordinary model from the shards in a checkpoint, without other processes."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # it is not wanted here
-        dcp.load(weights(model), checkpoint_id=folder / MODEL, no_dist=True)
+    dcp.load(weights(model), checkpoint_id=folder / MODEL, no_dist=True)

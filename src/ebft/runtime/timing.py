@@ -14,7 +14,7 @@ Mark = Any  # seconds of the host, or an event of a GPU
 
 
 class Clock:
-    """Adds up the time of phases. On a GPU events mark them, and are read only when somebody asks."""
+    """Adds up the time of phases. On a GPU events mark them."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"

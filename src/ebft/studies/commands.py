@@ -10,10 +10,9 @@ import time
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
 
 from ebft.config.evaluation import EvalOptions
-from ebft.config.recipe import TRAINING, check_datasets, sections
+from ebft.config.recipe import TRAINING, check_datasets, declared
 from ebft.config.settings import Parser
 from ebft.errors import ConfigError
 from ebft.fetch import check_models
@@ -133,7 +132,7 @@ def sweep(arguments: list[str]) -> int:
     add("--config", metavar="RECIPE", help="recipe of the runs; may hold a `sweep:` section")
     add("--set", action="append", default=[], metavar="NAME=V,V", help="values of one setting; may be given often")
     add("--command", choices=TRAINING, default="train", help="what each point runs [train]")
-    settings = {f.name: f for command in TRAINING for part in sections(command) for f in fields(part) if f.init}
+    settings = {name: f for command in TRAINING for name, f in declared(command).items()}
     parser.add_settings("", settings.items(), hidden=settings)
     parser.set_defaults(next_stage=False)
     options = _options(parser, arguments)

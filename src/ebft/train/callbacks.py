@@ -18,7 +18,7 @@ from transformers import TrainerCallback
 from ebft.config.evaluation import EvalOptions
 from ebft.errors import Preempted
 from ebft.runtime import processes
-from ebft.runtime.launch import NOTICES, not_mistaken, on_notice
+from ebft.runtime.launch import NOTICES, on_notice
 from ebft.runtime.messages import progress
 from ebft.train import run_folder
 
@@ -124,8 +124,14 @@ class Preemption(Callback):
     def listen(self) -> Iterator[None]:
         # A run in the background may have been told to ignore Ctrl-C.
         interrupts = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []
-        with on_notice(self._receive, [*NOTICES, *interrupts]), not_mistaken(self._meant_by):
-            yield
+        try:
+            with on_notice(self._receive, [*NOTICES, *interrupts]):
+                yield
+        except Exception as error:
+            # Of processes that all get a notice around the first step, some leave at once and others find them gone.
+            if self.received is None or not (self.at_once or processes.lost_another(error)):
+                raise
+            raise self._stop() from error
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         again, self.received = self.received is not None, signal.Signals(number).name
@@ -134,11 +140,6 @@ class Preemption(Callback):
             os.write(2, b"\nsaving a checkpoint after this step; Ctrl-C again stops at once\n")
         elif number == signal.SIGINT or self.at_once:
             raise self._stop()
-
-    def _meant_by(self, error: Exception) -> BaseException | None:
-        # Of processes that all get a notice around the first step, some may leave at once and others find them gone.
-        stopping = self.received is not None and (self.at_once or processes.lost_another(error))
-        return self._stop() if stopping else None
 
     def _stop(self) -> BaseException:
         is_interrupt = self.received == "SIGINT"

@@ -75,7 +75,6 @@ class Networks:
 
     def _shard(self) -> None:
         """Each process keeps its part of the model and of the frozen networks."""
-        assert self.args.sharding is not None
         base, frozen, device = base_model(self.model), self.features.decoder, self.args.device
 
         def shard(model: Any, dtype: torch.dtype | None, reshard: bool) -> None:
@@ -83,7 +82,7 @@ class Networks:
             sharding.shard_model(model, decoder, decoder_layers(decoder)[1], device, dtype, reshard)
 
         in_bf16 = torch.bfloat16 if self.args.bf16 and not self.adapted else None
-        shard(base, in_bf16, self.args.sharding.reshard_after_forward)
+        shard(base, in_bf16, self.args.sharding == "full_shard")
         if self.features.source == "adapter_off":
             sharding.call_through(frozen, base)
         else:
