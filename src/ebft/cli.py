@@ -19,7 +19,7 @@ from ebft.config.recipe import UNNAMED, check_datasets, load_recipe, read_values
 from ebft.config.settings import Parser
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
 from ebft.runtime import launch
-from ebft.runtime.launch import LAUNCHED, PREEMPTED, ProcessKilled, how_to_resume
+from ebft.runtime.launch import LAUNCHED, PREEMPTED, ProcessKilled
 from ebft.runtime.machine import describe
 from ebft.runtime.messages import print_error, print_table, printable, quiet_libraries, show_messages
 from ebft.version import __version__
@@ -65,8 +65,7 @@ def _failed(error: BaseException, how_to_go_on: str = "") -> int:
     elif isinstance(error, Preempted):
         what, code = f"stopped by {error}{how_to_go_on}", PREEMPTED
     elif type(error).__name__ == "OutOfMemoryError":  # torch's, which goes on about processes and fragmentation
-        first = ". ".join(str(error).split(". ")[:3])
-        what = f"{first}; make batches smaller (docs/troubleshooting.md){how_to_go_on}"
+        what = f"{str(error).partition(' Of the allocated')[0]} Make batches smaller{how_to_go_on}"
     elif isinstance(error, OSError):
         what = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
     elif isinstance(error, TrainingDiverged | ProcessKilled):
@@ -76,7 +75,7 @@ def _failed(error: BaseException, how_to_go_on: str = "") -> int:
     return _print_error(what, code)
 
 
-def _run_failed(error: BaseException, folder: Path, processes: int | None = None) -> int:
+def _run_failed(error: BaseException, folder: Path) -> int:
     """The same for a run: several processes may meet it, and there may be a checkpoint to go on from."""
     if isinstance(error, ValueError | SandboxError):
         return _failed(error)
@@ -95,7 +94,7 @@ def _run_failed(error: BaseException, folder: Path, processes: int | None = None
         where = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
         # Resumed with the same settings a run that has diverged would end the same way.
         anew = f"a new run can begin there: --model {last}" if last and isinstance(error, TrainingDiverged) else None
-        print(f"ebft: {where}; {anew or f'continue with: {how_to_resume(folder, processes)}'}", file=sys.stderr)
+        print(f"ebft: {where}; {anew or 'continue with the same command and --resume'}", file=sys.stderr)
     return code
 
 
@@ -171,7 +170,7 @@ def _launch(number: str, command: str, arguments: list[str]) -> int:
         return launch.launch(int(number), command, arguments)
     except ProcessKilled as error:
         folder = Path(str(_values(training_parser(command).parse_args(arguments))["output_dir"])).expanduser()
-        return _run_failed(error, folder, int(number))
+        return _run_failed(error, folder)
 
 
 def _values(options: argparse.Namespace) -> dict[str, object]:

@@ -28,7 +28,6 @@ from ebft.config.settings import Parser
 from ebft.errors import ConfigError, nearest
 from ebft.gguf_checkpoint import convert
 from ebft.runtime.files import Json, cache_directory, sha256_of, share_weights
-from ebft.runtime.launch import how_to_resume
 from ebft.runtime.machine import hub_unreachable
 from ebft.runtime.messages import progress
 
@@ -103,7 +102,7 @@ def resolve(name: str, field: str = "model") -> str:
     if any((path / "final" / file).is_file() for file in ("config.json", "adapter_config.json")):
         return str(path / "final")
     if (path / "recipe.yaml").is_file():
-        way_out = f"name a checkpoint of it, or finish it: {how_to_resume(path)}"
+        way_out = "name a checkpoint of it, or finish it with --resume"
         raise ConfigError(f"{name} is a run without a final model yet; {way_out}")
     if path.exists():
         return name

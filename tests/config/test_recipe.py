@@ -37,17 +37,14 @@ def test_a_shipped_recipe_is_found_from_any_folder_and_a_file_comes_first(
         find_recipe("qa_code")
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
+def test_unknown_names_and_what_is_required() -> None:
+    for given, words in (
         ({"horizen": "1"}, "unknown setting 'horizen' of `ebft train`; did you mean 'horizon'"),
         ({"lr": "1"}, "here it is called 'learning_rate'"),
         ({"model": ""}, "no model: every run of `ebft train` needs one"),
-    ],
-)
-def test_unknown_names_and_what_is_required(given: dict[str, str], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        load_recipe(None, {"model": "m", "dataset": "rows.jsonl", "output_dir": "out", "use_cpu": True, **given})
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load_recipe(None, {"model": "m", "dataset": "rows.jsonl", "output_dir": "out", "use_cpu": True, **given})
 
 
 @pytest.mark.usefixtures("offline")

@@ -31,10 +31,8 @@ class Settings:
 @pytest.mark.parametrize(
     ("kind", "value", "expected"),
     [
-        *((int, value, 4) for value in (4, "4", 4.0)),
-        (int, "1e2", 100),
-        *((float, value, 1e-5) for value in (1e-5, "1e-5")),
-        (float, 1, 1.0),
+        *((int, value, 100) for value in (100, "100", 100.0, "1e2")),
+        *((float, value, 1.0) for value in (1, "1e0")),
         *((bool, value, True) for value in (True, "True", "yes", "1")),
         *((bool, value, False) for value in ("false", "no", 0)),
         *((int | None, value, None) for value in (None, "none", "null")),
@@ -44,10 +42,8 @@ class Settings:
         (list[str], " a , b ,", ["a", "b"]),
         (list[str], ["a,b"], ["a,b"]),
         (list[str], "none", []),
-        (list[float], "1,0.5", [1.0, 0.5]),
         (list[float], 0.5, [0.5]),
-        (str | dict[str, Any] | None, {"r": 4}, {"r": 4}),
-        (str | dict[str, Any] | None, "adapter.json", "adapter.json"),
+        *((str | dict[str, Any] | None, value, value) for value in ({"r": 4}, "adapter.json")),
     ],
 )
 def test_values_become_the_types_of_their_settings(kind: Any, value: Any, expected: Any) -> None:
@@ -56,17 +52,10 @@ def test_values_become_the_types_of_their_settings(kind: Any, value: Any, expect
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "words"),
-    [
-        (str, 5, "is not text"),
-        *((int, value, "is not a whole number") for value in ("many", 1.5, True)),
-        (bool, "perhaps", "is not true or false"),
-        (list[float], "1,x", "name='x' is not a number"),
-        (dict[str, Any], "a", "is not a mapping"),
-    ],
+    ("kind", "value"), [(str, 5), (int, "many"), (int, 1.5), (int, True), (bool, "perhaps"), (list[float], "1,x")]
 )
-def test_wrong_types_are_told(kind: Any, value: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_wrong_types_are_told(kind: Any, value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^name=.* is not "):
         typed("name", value, kind)
 
 
@@ -80,11 +69,9 @@ def test_layers_are_fractions_of_the_depth_or_numbers() -> None:
 
 def test_checks_look_once_at_choices_and_smallest_values() -> None:
     check(Settings(limit=None), Settings, limit=1, count=3)
-    with pytest.raises(ConfigError, match=r"kind='lats' is not one of last, none; did you mean 'last'\?"):
-        check(Settings(kind="lats"), Settings)  # type: ignore[arg-type]
-    for count in (0, float("nan")):
-        with pytest.raises(ConfigError, match=f"count={count} must be at least 1"):
-            check(Settings(count=count), Settings, count=1)  # type: ignore[arg-type]
+    for wrong in ({"kind": "lats"}, {"count": 0}, {"count": float("nan")}):
+        with pytest.raises(ConfigError, match=r"did you mean 'last'|must be at least 1"):
+            check(Settings(**wrong), Settings, count=1)  # type: ignore[arg-type]
     Settings().names.append("y")
     assert Settings().names == ["x"], "a default is not shared"
 
@@ -140,18 +127,11 @@ def test_a_place_with_a_comma_in_its_name_is_one_value(tmp_path: Path) -> None:
     assert parsed("--names", str(place), "a,b").settings["names"] == [str(place), "a", "b"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--cuont", "4"], "unknown option '--cuont'; did you mean '--count'"),
-        (["recipe.yaml"], "unknown option 'recipe.yaml'"),
-        (["--config"], "--config: expected one argument"),
-    ],
-)
-def test_wrong_flags_are_one_line(arguments: list[str], words: str) -> None:
-    with pytest.raises(ConfigError, match=words) as caught:
-        parsed(*arguments)
-    assert "\n" not in str(caught.value)
+def test_an_unknown_flag_is_told_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown option '--cuont'; did you mean '--count'"):
+        parsed("--cuont", "4")
+    with pytest.raises(ConfigError, match=r"^unknown option 'recipe.yaml'$"):
+        parsed("recipe.yaml")
 
 
 # ---- an evaluation ---------------------------------------------------------------------------------------------------

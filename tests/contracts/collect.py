@@ -17,7 +17,6 @@ import json
 import re
 import sys
 import tempfile
-import textwrap
 import typing
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -212,18 +211,10 @@ def collect(folder: Path) -> dict[str, Any]:
     return {"settings": known, "flags": flags(known), "python": python_names(), "exit codes": codes, **runs(folder)}
 
 
-def text_of(values: dict[str, Any]) -> str:
-    """YAML, compact: what stands below a name in flowing lines."""
-    lines = []
-    for name, value in values.items():
-        text = yaml.safe_dump(value, width=116, default_flow_style=True, sort_keys=False)
-        lines += [f"{json.dumps(name)}:", textwrap.indent(text, "  ")]
-    return "\n".join(lines)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:] == ["shipped"]:
-        sys.stdout.write(text_of(shipped()))
-    else:
+    found = shipped() if sys.argv[1:] == ["shipped"] else None
+    if found is None:
         with tempfile.TemporaryDirectory() as place:
-            FILE.write_text(text_of({**collect(Path(place)), "shipped": hashes()}), encoding="utf-8")
+            found = {**collect(Path(place)), "shipped": hashes()}
+    text = yaml.safe_dump(found, width=116, default_flow_style=None, sort_keys=False)
+    sys.stdout.write(text) if sys.argv[1:] else FILE.write_text(text, encoding="utf-8")

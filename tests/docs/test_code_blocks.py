@@ -1,17 +1,15 @@
-"""The code in README.md, docs/ and the notebooks is run, or, where running takes a machine of its own, read by the
-command's own parser.
+"""The code in README.md and docs/ is run or, where that takes a machine of its own, read by the command's parser.
 
 - Python blocks run, all of a page in one namespace, in a folder that holds what pages talk about: `my.jsonl`,
   `recipe.yaml`, `HumanEval.jsonl`, and tiny models under the names of large ones. A block that cannot run here has
   `<!-- not run: why -->` in the line before the blank line above it.
-- Bash blocks: every line that starts with `ebft` must be a command that ebft takes. In tutorials and notebooks these
-  lines also run, at a tiny size.
-- YAML blocks hold settings, JSON blocks JSON.
+- Bash blocks: every line that starts with `ebft` must be a command that ebft takes. In tutorials, of which notebooks
+  are made, these lines also run, at a tiny size.
+- YAML blocks hold settings.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shlex
@@ -27,10 +25,9 @@ from tools import notebooks
 import ebft
 from ebft import cli
 from ebft.config import evaluation
-from ebft.config.recipe import TRAINING, field_types, read_values
+from ebft.config.recipe import TRAINING, field_types
 from ebft.config.settings import Parser, typed
 from ebft.config.training import EBFTConfig
-from ebft.errors import ConfigError
 from tests.baselines.runs import make_model
 
 ROOT = Path(__file__).parents[2]
@@ -79,19 +76,10 @@ def blocks(page: Path, *languages: str) -> list[Block]:
     return [block for block in every if block.language in languages]
 
 
-def cells(notebook: Path) -> list[Block]:
-    found = []
-    for number, cell in enumerate(json.loads(notebook.read_text("utf-8"))["cells"]):
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "code":
-            language = "bash" if source.startswith("%%bash\n") else "python"
-            found.append(Block(notebook, number, language, source.removeprefix("%%bash\n")))
-    return found
-
-
 PYTHON = [page for page in PAGES if page.parent.name != "tutorials" and blocks(page, "python")]
 COMMANDS = [block for page in PAGES for block in blocks(page, "bash") if block.commands]
 SETTINGS = [block for page in PAGES for block in blocks(page, "yaml") if not block.not_run]
+OF_TRAINING = {**field_types("sft"), **field_types("rlvr")}
 
 
 @pytest.fixture(scope="module")
@@ -133,16 +121,16 @@ def test_python_runs(page: Path, workshop: Path) -> None:
             run_python(block, names)
 
 
-@pytest.mark.parametrize("name", notebooks.TUTORIALS)
-def test_notebooks_run(name: str, workshop: Path) -> None:
+@pytest.mark.parametrize("page", notebooks.TUTORIALS.values(), ids=lambda page: page.stem)
+def test_tutorials_run(page: Path, workshop: Path) -> None:
     shutil.rmtree(workshop / "runs")
     names: dict[str, Any] = {"__name__": "__main__"}
-    for cell in cells(notebooks.notebook_of(name)):
-        if cell.language == "python":
-            run_python(cell, names)
-        for command in cell.commands:
+    for block in blocks(page, "python", "bash"):
+        if block.language == "python":
+            run_python(block, names)
+        for command in block.commands if block.language == "bash" else []:
             more = TINY.split() if command[0] in TRAINING else []
-            assert cli.main([*command, *more]) == 0, f"{cell}: ebft {' '.join(command)}"
+            assert cli.main([*command, *more]) == 0, f"{block}: ebft {' '.join(command)}"
 
 
 @pytest.mark.parametrize("name", notebooks.TUTORIALS)
@@ -152,80 +140,52 @@ def test_notebooks_are_the_tutorials(name: str) -> None:
 
 
 def run_python(block: Block, names: dict[str, Any]) -> None:
-    padding = "\n" * block.line if block.page.suffix == ".md" else ""  # so that errors name the line of the page
-    exec(compile(padding + block.code, str(block), "exec"), names)
+    exec(compile("\n" * block.line + block.code, str(block), "exec"), names)  # so that errors name the line of the page
 
 
 @pytest.mark.parametrize("block", COMMANDS, ids=str)
 def test_commands_are_taken(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names and values of options and settings, as the command itself reads them; nothing is loaded or run."""
+    parse = Parser.parse_args
+
+    def parse_and_stop(parser: Parser, arguments: list[str]) -> None:
+        raise Taken(parse(parser, arguments))
+
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(Parser, "parse_args", parse_and_stop)
+    of_eval = {option: evaluation.types_of(owner)[f.name] for option, f, owner in evaluation.options()}
     for name, *arguments in block.commands:
-        check_command(name, [argument for argument in arguments if argument != "..."], monkeypatch)
-
-
-def check_command(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = [word for word in arguments if word != "&"]
-    if "--launch" in arguments:
-        at = arguments.index("--launch")
-        arguments = arguments[:at] + arguments[at + 2 :]
-    with monkeypatch.context() as patch:
-        patch.setattr(Parser, "parse_args", parse_and_stop(Parser.parse_args))
+        words = [word for word in arguments if word not in ("...", "&")]
+        if "--launch" in words:
+            at = words.index("--launch")
+            del words[at : at + 2]
         with pytest.raises(Taken) as taken:
-            cli.main([name, *arguments])
-    (options,) = taken.value.args
-    if name in TRAINING or name == "plan":
-        check_settings(options.config, options.settings, "train" if name == "plan" else name)
-    elif name == "sweep":
-        swept = dict(setting.split("=", 1) for setting in options.set)
-        check_settings(options.config, {**options.settings, **swept}, options.command)
-    elif name == "eval":
-        types = {option: evaluation.types_of(owner)[f.name] for option, f, owner in evaluation.options()}
-        for option, value in options.settings.items():
-            typed(option, value, types[option])
+            cli.main([name, *words])
+        (options,) = taken.value.args
+        types = of_eval if name in ("eval", "score", "generate") else OF_TRAINING
+        assert {setting.partition("=")[0] for setting in getattr(options, "set", [])} <= types.keys()
+        for setting, value in options.settings.items():
+            typed(setting, value, types[setting])
 
 
 class Taken(BaseException):
     """The parser has read everything."""
 
 
-def parse_and_stop(parse: Any) -> Any:
-    def parsed(parser: Parser, arguments: list[str]) -> None:
-        raise Taken(parse(parser, arguments))
-
-    return parsed
-
-
-def check_settings(file: str | None, overrides: dict[str, Any], command: str) -> None:
-    """A recipe that comes with ebft is read; another one is taken to name model, data and output folder."""
-    with contextlib.suppress(ConfigError):
-        overrides = {**(read_values(file) if file is not None else {}), **overrides}
-    types = field_types(command)
-    assert overrides.keys() <= types.keys()
-    for name, value in overrides.items():
-        if not (isinstance(value, str) and "," in value):  # values of a sweep
-            typed(name, value, types[name])
-
-
 @pytest.mark.parametrize("block", SETTINGS, ids=str)
 def test_settings_are_known(block: Block) -> None:
-    types = {**field_types("sft"), **field_types("rlvr")}
     for name, value in yaml.safe_load(block.code).items():
-        assert name in types, f"{block}: no setting is called {name}"
-        typed(name, value, types[name])
+        assert name in OF_TRAINING, f"{block}: no setting is called {name}"
+        typed(name, value, OF_TRAINING[name])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_is_closed_and_json_is_json(page: Path) -> None:
+def test_every_block_is_closed(page: Path) -> None:
     """Also one that text was wrapped around: no other test reads a block that has no end."""
     fences = [line for line in page.read_text("utf-8").splitlines() if line.startswith("```") or line.endswith("```")]
     assert all(re.fullmatch(r"```\w*", fence) for fence in fences), fences
     assert len(fences) % 2 == 0
     assert set(fences[1::2]) <= {"```"}
-    for block in blocks(page, "json"):
-        decoder, text = json.JSONDecoder(), block.code.strip()
-        while text:  # one object, or one a line
-            text = text[decoder.raw_decode(text)[1] :].strip()
 
 
 def test_every_public_name_has_an_example() -> None:

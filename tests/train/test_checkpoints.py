@@ -67,16 +67,13 @@ def test_killed_and_resumed_gives_the_same_weights(recipe: Path, uninterrupted: 
     assert sorted(p.name for p in output.glob("checkpoint-*")) == ["checkpoint-6", "checkpoint-8"]
 
 
-RESUME = "ebft train --config {}/recipe.yaml --resume"
-
-
 def test_preempted_and_damaged_gives_the_same_weights(recipe: Path, uninterrupted: Path, tmp_path: Path) -> None:
     """SIGTERM in the step after the fourth; then a bit of what was saved is lost: the checkpoint before can be used."""
     output = tmp_path / "run"
     code, said = run(recipe, output, kill_at="notice:4")
     assert code == 75, said
     assert "ebft: stopped by SIGTERM\n" in said
-    assert f"the last good checkpoint is {output}/checkpoint-5; continue with: {RESUME.format(output)}" in said
+    assert f"the last good checkpoint is {output}/checkpoint-5; continue with the same command and --resume" in said
     assert not (output / "final").exists()
     assert not (output / "run.lock").exists()
     flip_a_bit(output / "checkpoint-5" / "optimizer.pt")
@@ -95,7 +92,7 @@ def test_interrupted_and_full_disk_say_where_the_last_good_checkpoint_is(recipe:
     code, said = run(recipe, output, kill_at="interrupt:0")  # in the first step, before any checkpoint was due
     assert code == 130
     assert "saving a checkpoint after this step; Ctrl-C again stops at once" in said
-    assert f"the last good checkpoint is {output}/checkpoint-1; continue with: {RESUME.format(output)}" in said
+    assert f"the last good checkpoint is {output}/checkpoint-1; continue with the same command and --resume" in said
     code, said = run(recipe, output, "--resume", kill_at="full:checkpoint-4/scheduler.pt")
     assert code == 1
     assert "the disk is full" in said

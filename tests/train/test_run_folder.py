@@ -51,7 +51,7 @@ def test_a_folder_that_is_new_or_of_a_run_is_ours(used: Path, tmp_path: Path) ->
     (tmp_path / "empty").mkdir()
     for resume in (False, True):
         assert folder(tmp_path / "empty").claim(resume, "ebft") is None
-    with pytest.raises(ConfigError, match=f"or continue it with: ebft train --config {used}/recipe.yaml --resume"):
+    with pytest.raises(ConfigError, match="or continue it with --resume"):
         folder(used).claim(False, "ebft")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").touch()
@@ -109,7 +109,6 @@ def test_a_run_is_described_by_what_was_given_and_what_came_of_it(used: Path) ->
 def test_a_final_model_is_whole_or_not_there(tmp_path: Path) -> None:
     with folder(tmp_path / "out").locked():
         assert folder(tmp_path / "out").claim(False, "ebft") is None, "a lock alone is no run"
-    assert not (tmp_path / "out").exists(), "nothing came of it"
     with pytest.raises(FileNotFoundError), run_folder.whole(tmp_path / "final") as final:
         (final / "model").write_text("half")  # there is no such folder
     assert not (tmp_path / "final").exists()
@@ -118,7 +117,7 @@ def test_a_final_model_is_whole_or_not_there(tmp_path: Path) -> None:
             final.mkdir()
             (final / "model").write_text(text)
         assert [file.read_text() for file in (tmp_path / "final").iterdir()] == [text]
-    assert [path.name for path in tmp_path.iterdir()] == ["final"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["final", "out"]
 
 
 def in_a_program(model: Path, output: Path, **settings: Any) -> EBFTTrainer:

@@ -153,20 +153,17 @@ def settings_of_run(folder: Path) -> Values | None:
 def as_the_run_validated(folder: str, text: str | None = None) -> Values:
     """The options that measure what a run measured, on the same text, or on another one, which is taken whole."""
     settings = settings_of_run(Path(folder).expanduser())
-    if settings is None or not {"dataset", "model"} <= settings.keys():  # such as of a run by the Python trainer
+    if settings is None or "dataset" not in settings:  # such as of a run by the Python trainer
         raise ConfigError(f"like={folder}: no run is there; give its output folder, which has a resolved.json")
     found = {name: settings[inner] for name, (inner, _) in BORROWED.items() if inner in settings}
     found |= {"model": [folder], "rollouts": settings.get("eval_samples") or settings["samples"]}
     found |= {"seed": settings["eval_seed"], "feature_model": settings.get("feature_model") or settings["model"]}
     own, trained_on = settings.get("validation_dataset"), settings["dataset"]
     theirs = own or (trained_on[0] if len(trained_on) == 1 else None)
-    places = [source and Path(source).expanduser().resolve() for source in (text, theirs)]
-    if text is not None and places[0] != places[1]:
+    if text is not None and Path(text).expanduser().resolve() != Path(theirs or "").expanduser().resolve():
         return {name: found[name] for name in found if name not in ("limit_documents", "test_split", "split_seed")}
     if theirs is None or not (own or settings["validation_split"]):
-        what = "held out text of several datasets, mixed" if theirs is None else "held no text out"
-        raise ConfigError(f"like={folder}: that run {what}; give --calibration-data instead")
+        raise ConfigError(f"like={folder}: that run held out no text of a single dataset; give --calibration-data")
     found |= {"calibration_data": theirs, "sequences": settings["validation_sequences"]}
-    if own:
-        return found | {"calibration_split": settings["validation_dataset_split"], "held_out": 0.0, "test_split": 0.0}
-    return found | {"calibration_split": settings["dataset_split"], "held_out": settings["validation_split"]}
+    found["calibration_split"] = settings["validation_dataset_split" if own else "dataset_split"]
+    return found | ({"held_out": 0.0, "test_split": 0.0} if own else {"held_out": settings["validation_split"]})

@@ -14,12 +14,10 @@ Source = Literal["auto", "copy", "adapter_off", "random", "average"]
 # or only the whitened proxy and the reward ("proxy").
 CHANGES = {
     "text": ("context_length", "document_masks", "packing"),
-    "features": (
-        *("horizon", "stride", "temperature", "anchors", "answer_only", "short_truths", "eval_seed"),
-        *("feature_layers", "feature_pooling", "feature_normalize"),
-    ),
+    "features": ("horizon", "stride", "temperature", "anchors", "answer_only", "short_truths", "eval_seed"),
     "proxy": ("samples", "whitening", "alpha", "eval_samples"),
 }
+CHANGES["features"] += ("feature_layers", "feature_pooling", "feature_normalize")
 # Settings of `ebft train` that say how EBFT trains and not how validation measures: idle in a baseline.
 ONLY_EBFT = ("gamma", "kl_weight", "rollout_batch_size", "max_reward", "compile_layers", "disable_dropout")
 
@@ -75,7 +73,7 @@ class MethodConfig:
             raise ConfigError(f"temperature={self.temperature} must be above 0, and alpha={self.alpha} at most 1")
         if self.samples < 2 and (self.eval_samples or 1) < 2:
             raise ConfigError(
-                "samples=1 leaves no unbiased feature-matching loss; set eval_samples=2 (rollouts, in `ebft eval`)"
+                "samples=1 leaves no unbiased feature-matching loss; set eval_samples=2 (in eval: rollouts)"
             )
         if self.feature_model is not None and self.feature_source != "auto":
             raise ConfigError("feature_model and feature_source exclude each other; give one of them")

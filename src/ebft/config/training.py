@@ -1,8 +1,5 @@
-"""`EBFTConfig`: the settings of `ebft train` in one object, which transformers' Trainer takes as its arguments. The
-baselines take the same ones and their own: what they do not use says how validation measures, so that numbers compare.
-
-Making one looks at the machine and changes nothing: no process group is joined and no device is set up before a run
-starts (`runtime.processes.start`).
+"""`EBFTConfig`: the settings of `ebft train`, as transformers' Trainer takes them, and those of the baselines. Making
+one joins no process group and sets no device up: `runtime.processes.start` does.
 """
 
 from __future__ import annotations
@@ -177,5 +174,4 @@ class RLVRSettings(EBFTConfig):
 def _has_fast_bf16(use_cpu: bool) -> bool:
     if torch.cuda.is_available() and not use_cpu:
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    has_tiles = getattr(torch.cpu, "_is_amx_tile_supported", None)
-    return has_tiles is not None and bool(has_tiles())
+    return torch.cpu._is_amx_tile_supported()

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -17,7 +16,6 @@ from pathlib import Path
 from types import FrameType
 
 from ebft.errors import Preempted
-from ebft.runtime.files import read_json
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR1)  # what schedulers send before they take a machine away
 PREEMPTED = 75  # sysexits' EX_TEMPFAIL: nothing is wrong, start it again
@@ -105,17 +103,3 @@ def launch(processes: int, command: str, arguments: Sequence[str]) -> int:
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     return 0
-
-
-def how_to_resume(folder: Path, processes: int | None = None) -> str:
-    """What continues a run: a command to paste, unless another launcher than ours started its processes.
-
-    processes: of the run, where this process is none of them.
-    """
-    if "WORLD_SIZE" in os.environ and LAUNCHED not in os.environ:
-        return "the same command and --resume"
-    number = processes or int(os.environ.get("WORLD_SIZE") or 1)
-    method = (read_json(folder / "results.json") or {}).get("method", "ebft")
-    launch = ["--launch", str(number)] if number > 1 else []
-    command = ["ebft", "train" if method == "ebft" else method, "--config", str(folder / "recipe.yaml")]
-    return shlex.join([*command, *launch, "--resume"])

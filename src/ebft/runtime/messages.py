@@ -39,19 +39,16 @@ def show_messages(level: str = "info") -> None:
     ours.setLevel(level.upper() if level in LEVELS else "INFO")
 
 
-def quiet_libraries(bars: bool = False) -> None:
-    """transformers tells much that is about itself; its bars show how far loading and writing is."""
+def quiet_libraries() -> None:
+    """transformers tells much that is about itself."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    if not bars:
-        logging.disable_progress_bar()
+    logging.disable_progress_bar()
 
 
 def print_error(message: str) -> None:
-    """One line on standard error; a progress bar that is still there would be drawn again after it."""
-    for bar in list(getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())):
-        bar.close()
+    """One line on standard error."""
     print(f"ebft: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
@@ -74,8 +71,8 @@ def plot_label(name: str) -> str:
 
 def duration(seconds: float) -> str:
     """As a person would write it."""
-    if seconds < 100:
-        return f"{seconds:.0f} s" if seconds >= 10 or not seconds else f"{seconds:.2g} s"
+    if seconds < 99.5:
+        return f"{seconds:.2g} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:,.{int(seconds < 360_000)}f} h"
 
 

@@ -125,15 +125,6 @@ def all_or_none(check: Callable[[], object]) -> None:
         raise first
 
 
-def any_says(mine: bool, device: torch.device) -> bool:
-    """Whether any process says so; all of them ask."""
-    if count() == 1:
-        return mine
-    total = torch.tensor(float(mine), device=device)
-    dist.all_reduce(total)
-    return bool(total)
-
-
 @torch.no_grad()
 def copy_from_first(model: nn.Module) -> None:
     """All processes start from the first one's weights, also where a model was made with random ones."""

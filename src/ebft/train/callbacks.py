@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
 
 from ebft.config.evaluation import EvalOptions
@@ -152,7 +153,8 @@ class Preemption(Callback):
             loader.worker_init_fn = _hear_nothing
 
     def on_step_end(self, *_: object, **__: object) -> None:
-        if processes.any_says(self.received is not None, self.trainer.args.device):
+        told = torch.tensor(float(self.received is not None), device=self.trainer.args.device)
+        if processes.sum_over_processes({"told": told})["told"]:  # any of them
             self._leaving = self.trainer.control.should_save = True
 
     def on_save(self, *_: object, **__: object) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +93,6 @@ def command(arguments: list[str]) -> int:
     parser.add_argument("--dtype", default="float32", choices=DTYPES, help="of the weights [float32]")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
     options = parser.parse_args(arguments)
-    quiet_libraries(bars=sys.stderr.isatty())
+    quiet_libraries()
     print(export(options.source, options.output, options.dtype, options.trust_remote_code))
     return 0

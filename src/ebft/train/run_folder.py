@@ -27,7 +27,6 @@ from ebft.data.packing import SequenceDataset
 from ebft.errors import ConfigError
 from ebft.runtime import processes, sharding
 from ebft.runtime.files import Json, locked, read_json, sha256_of, share_weights, write_json, write_text
-from ebft.runtime.launch import how_to_resume
 
 logger = logging.getLogger(__name__)
 
@@ -96,9 +95,8 @@ class RunFolder:
                 raise ConfigError(f"output_dir={self.path} is not empty and holds no run; choose another folder")
             return None
         if not resume:
-            way = f": {how_to_resume(self.path)}" if known else " --resume"  # else a program has left checkpoints here
-            words = "already holds a run; choose another folder, or continue it with"
-            raise ConfigError(f"output_dir={self.path} {words}{way}")
+            way_out = "choose another folder, or continue it with --resume"
+            raise ConfigError(f"output_dir={self.path} already holds a run; {way_out}")
         batch, before = self.training.rows_per_step, read_json(self.path / RESOLVED_FILE) or {}
         made_by = (read_json(self.path / RESULTS_FILE) or {}).get("method", "ebft")
         last = last_checkpoint(self.path)
