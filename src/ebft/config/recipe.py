@@ -98,6 +98,15 @@ def load_recipe(file: str | Path | None, overrides: Mapping[str, object], comman
     values = {**(read_values(file) if file is not None else {}), **overrides}
     if token := values.pop("hub_token", None):
         os.environ["HF_TOKEN"] = str(token)  # where libraries look; recipes, cards and checkpoints then hold no secret
+    given = check_given(values, command)
+    model, data, training = (
+        section(**{name: given[name] for name in types_of(section) if name in given}) for section in sections(command)
+    )
+    return Recipe(model, data, training, given, command)
+
+
+def check_given(values: Mapping[str, object], command: str) -> Values:
+    """The values as their types; all names are known, and what a run cannot do without is there."""
     types = field_types(command)
     for name in values:
         check_name(str(name), types, "setting", f" of `ebft {command}`")
@@ -105,10 +114,7 @@ def load_recipe(file: str | Path | None, overrides: Mapping[str, object], comman
     for name in REQUIRED:
         if name in types and not given.get(name):
             raise ConfigError(f"no {name}: every run of `ebft {command}` needs one; `ebft {command} --help` tells more")
-    model, data, training = (
-        section(**{name: given[name] for name in types_of(section) if name in given}) for section in sections(command)
-    )
-    return Recipe(model, data, training, given, command)
+    return given
 
 
 def check_datasets(values: Mapping[str, object]) -> None:

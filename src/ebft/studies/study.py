@@ -354,7 +354,7 @@ class Plan:
         runs, recipes = ("", "points") if self.study.kind == "sweep" else ("runs", "recipes")
         output, recipe = self._folder / runs / name, self._folder / recipes / f"{name}.yaml"
         values.pop("hub_token", None)  # it is in the environment, and in no file
-        given = check_given({**values, "output_dir": str(output)}, field_types(row.command), row.command)
+        given = check_given({**values, "output_dir": str(output)}, row.command)
         arguments = [row.command, "--config", str(recipe), "--resume"]  # from the beginning without a checkpoint
         results = read_json(output / "results.json") or {}
         validated = (results.get("after") or {}).get(f"eval_{row.choose_by}")
