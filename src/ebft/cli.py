@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from ebft.config.recipe import UNNAMED, check_datasets, load_recipe, read_values, training_parser
+from ebft.config.recipe import check_datasets, load_recipe, read_values, training_parser
 from ebft.config.settings import Parser
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
 from ebft.runtime import launch
@@ -121,8 +121,8 @@ def _train(command: str, arguments: list[str]) -> int:
     if given.launch is not None:
         return _launch(given.launch, command, rest)
     options = training_parser(command).parse_args(arguments)
-    unnamed = {"output_dir": UNNAMED} if options.dry_run else {}  # which writes nothing
-    recipe = load_recipe(None, unnamed | _values(options), command)
+    unnamed = {"output_dir": "unnamed"} if options.dry_run else {}  # which writes nothing
+    recipe = load_recipe(None, {**unnamed, **read_values(options.config), **options.settings}, command)
     show_messages(recipe.training.log_level)
     from ebft import fetch
 
@@ -169,13 +169,9 @@ def _launch(number: str, command: str, arguments: list[str]) -> int:
     try:
         return launch.launch(int(number), command, arguments)
     except ProcessKilled as error:
-        folder = Path(str(_values(training_parser(command).parse_args(arguments))["output_dir"])).expanduser()
-        return _run_failed(error, folder)
-
-
-def _values(options: argparse.Namespace) -> dict[str, object]:
-    """The settings of a recipe and of flags, which win."""
-    return (read_values(options.config) if options.config else {}) | options.settings
+        options = training_parser(command).parse_args(arguments)
+        folder = {**read_values(options.config), **options.settings}["output_dir"]
+        return _run_failed(error, Path(folder).expanduser())
 
 
 def _env(arguments: list[str]) -> int:

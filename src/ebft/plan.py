@@ -153,7 +153,7 @@ def command(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.gpu is None and options.gpu_memory is None:
         raise ConfigError(f"ebft plan needs --gpu, one of {', '.join(GPUS)}, or --gpu-memory with a number")
-    given = {**(read_values(options.config) if options.config else {}), **options.settings}
+    given = {**read_values(options.config), **options.settings}
     plan = make_plan(given, options.gpus, options.gpu_memory or GPUS[options.gpu][0], options.gpu)
     if options.output is not None and plan["settings"]:
         with Path(options.output).open("x", encoding="utf-8") as file:  # a new one

@@ -57,9 +57,6 @@ class MethodConfig:
     eval_seed: int = option(0, "seed of the rollouts in evaluation, the same at every step")
 
     def __post_init__(self) -> None:
-        self.check_method()
-
-    def check_method(self) -> None:
         """What would go wrong only after the first rollouts, or without a word."""
         positive = dict.fromkeys(("context_length", "horizon", "stride", "samples", "eval_samples"), 1)
         check(self, MethodConfig, **positive, alpha=0, gamma=0, kl_weight=0, eval_seed=0)

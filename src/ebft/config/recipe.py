@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 TRAINING = ("train", "sft", "rlvr")  # the commands that train
-UNNAMED = "unnamed"  # stands for the output folder of what writes nothing
 REQUIRED = ("model", "dataset", "output_dir", "rewards")
 # Of transformers' settings, those that most runs set: the others do not show in the help.
 _COMMON = """output_dir gradient_accumulation_steps max_steps max_grad_norm bf16 gradient_checkpointing log_level seed
@@ -95,7 +94,7 @@ def training_parser(command: str) -> Parser:
 
 def load_recipe(file: str | Path | None, overrides: Mapping[str, object], command: str = "train") -> Recipe:
     """Read a recipe, apply the flags, and build the three configurations, which check their values."""
-    values = {**(read_values(file) if file is not None else {}), **overrides}
+    values = {**read_values(file), **overrides}
     if token := values.pop("hub_token", None):
         os.environ["HF_TOKEN"] = str(token)  # where libraries look; recipes, cards and checkpoints then hold no secret
     given = check_given(values, command)
@@ -137,8 +136,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_values(file: str | Path) -> Values:
+def read_values(file: str | Path | None) -> Values:
     """What stands in a recipe, a file or one of the package, unchecked."""
+    if file is None:
+        return {}
     path = find_recipe(file)
     try:
         return dict(yaml.load(path.read_text(encoding="utf-8"), _Loader))

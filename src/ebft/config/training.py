@@ -64,7 +64,7 @@ class EBFTConfig(MethodConfig, TrainingArguments):
     sharding: str | None = field(default=None, init=False, repr=False)  # what fsdp asks for, once it is checked
 
     def __post_init__(self) -> None:
-        self.check_method()
+        MethodConfig.__post_init__(self)
         counts = ["per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"]
         counts += ["rollout_batch_size", "eval_tasks_every", "early_stopping_patience"]
         check(self, EBFTConfig, **dict.fromkeys(counts, 1), learning_rate=0)
