@@ -155,8 +155,7 @@ def test_what_the_launcher_says_of_a_killed_process(
     errors = capfd.readouterr().err
     assert [line for line in errors.splitlines() if line.startswith("ebft:")] == [
         "ebft: process 1 of 2 was killed (SIGKILL); the machine may be out of memory; the others were stopped",
-        f"ebft: the last good checkpoint is {output}/checkpoint-2; continue with: ebft train --config "
-        f"{output}/recipe.yaml --launch 2 --resume",
+        f"ebft: the last good checkpoint is {output}/checkpoint-2; continue with the same command and --resume",
     ]
     assert "Traceback" not in errors
 

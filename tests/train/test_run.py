@@ -106,7 +106,7 @@ def test_push_to_hub_is_the_final_model_and_nothing_else(
 
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *_, **__: 1 / 0)
     assert run("train", recipe, output) == 2, "nobody is logged in"
-    assert not output.exists(), "nothing is trained"
+    assert not any(output.iterdir()), "nothing is trained"
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create_repo)
     monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload_folder)
     assert run("train", recipe, output) == 0, "a failed upload does not fail the run"
