@@ -95,8 +95,8 @@ class RunFolder:
                 raise ConfigError(f"output_dir={self.path} is not empty and holds no run; choose another folder")
             return None
         if not resume:
-            way_out = "choose another folder, or continue it with --resume"
-            raise ConfigError(f"output_dir={self.path} already holds a run; {way_out}")
+            words = "already holds a run; choose another folder, or continue it with --resume"
+            raise ConfigError(f"output_dir={self.path} {words}")
         batch, before = self.training.rows_per_step, read_json(self.path / RESOLVED_FILE) or {}
         made_by = (read_json(self.path / RESULTS_FILE) or {}).get("method", "ebft")
         last = last_checkpoint(self.path)
