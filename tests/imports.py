@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 HEAVY = ("torch", "transformers", "trl", "datasets", "peft", "matplotlib")
 
@@ -29,8 +29,7 @@ print(json.dumps([name for name in json.loads(sys.argv[2]) if name in sys.module
 """
 
 
-@dataclass
-class Ended:
+class Ended(NamedTuple):
     code: int
     errors: str
     imported: list[str]  # of HEAVY, by this command first

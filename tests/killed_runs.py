@@ -1,7 +1,7 @@
-"""Runs of `ebft` that are killed, interrupted or stalled at a chosen moment, for the tests of resuming.
+"""Runs of `ebft` that are killed or interrupted at a chosen moment, for the tests of resuming.
 
-As a program, and as `main` in a process that a test forks, it is `ebft` with one difference: at the moment that KILL_AT
-names, something happens to the process with rank KILL_RANK (to the only one, if that is not set).
+`main`, in a process that a test forks, is `ebft` with one difference: at the moment that KILL_AT names, something
+happens to the process with rank KILL_RANK (to the only one, if that is not set). `--launch` starts it as a program.
 
     step:3                   killed, as `kill -9` does, in the middle of step 3, after the rollouts
     save:4, shards:4         killed while the checkpoint of step 4 is written; shards: those of the model are there
@@ -9,7 +9,6 @@ names, something happens to the process with rank KILL_RANK (to the only one, if
     mark:checkpoint-4        killed when everything of a checkpoint is written but its mark
     interrupt:3              Ctrl-C in step 3
     notice:3                 a scheduler's notice (SIGTERM) in step 3
-    sleep:3:9                asleep for 9 seconds in step 3
     full:checkpoint-4/x.pt   no room left for this file
 """
 
@@ -18,18 +17,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ebft.cli import main as ebft
 from ebft.runtime import launch
-
-ROOT = Path(__file__).parents[1]
-
 
 # ---- in the process that is killed ---------------------------------------------------------------------------------
 
@@ -52,12 +46,12 @@ def _arm(kind: str, where: str) -> None:
         return _before_or_after(torch, "save", lambda _, file, *__: str(file).endswith(where), kind)
     if kind == "mark":
         return _before_or_after(run_folder, "mark_complete", lambda checkpoint: checkpoint.name == where, kind)
-    step, _, seconds = where.partition(":")
+    step = int(where)
     method = {"save": "_save_rng_state", "shards": "_save_optimizer_and_scheduler"}.get(kind, "training_step")
-    _before_or_after(EBFTTrainer, method, lambda trainer, *_: trainer.state.global_step == int(step), kind, seconds)
+    _before_or_after(EBFTTrainer, method, lambda trainer, *_: trainer.state.global_step == step, kind)
 
 
-def _before_or_after(owner: Any, name: str, is_now: Callable[..., bool], kind: str, seconds: str = "") -> None:
+def _before_or_after(owner: Any, name: str, is_now: Callable[..., bool], kind: str) -> None:
     """Make something happen in the function `owner.name` when it is called with arguments for which `is_now`."""
     original = getattr(owner, name)
 
@@ -70,9 +64,6 @@ def _before_or_after(owner: Any, name: str, is_now: Callable[..., bool], kind: s
             return original(*args, **kwargs)
         if kind == "full":
             raise OSError(28, "No space left on device", str(args[1]))
-        if kind == "sleep":
-            time.sleep(float(seconds))
-            return original(*args, **kwargs)
         if kind == "write":
             original(*args, **kwargs)
             os.truncate(args[1], os.path.getsize(args[1]) // 2)
@@ -92,20 +83,6 @@ def variables(recipe: Path, kill_at: str = "", kill_rank: int | None = None) -> 
     """What the environment of a run holds; the cache is beside the recipe."""
     rank = {} if kill_rank is None else {"KILL_RANK": str(kill_rank)}
     return {"EBFT_CACHE": str(recipe.parent / "cache"), "OMP_NUM_THREADS": "1", "KILL_AT": kill_at, **rank}
-
-
-def start(
-    recipe: Path, output: Path, *flags: object, kill_at: str = "", kill_rank: int | None = None
-) -> subprocess.Popen[str]:
-    """`ebft train` in a process of its own, as a user starts it."""
-    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    return subprocess.Popen(
-        [sys.executable, __file__, *arguments(recipe, output, *flags)],
-        env={**os.environ, **paths, **variables(recipe, kill_at, kill_rank)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def final_weights(output: Path) -> dict[str, Any]:

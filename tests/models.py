@@ -23,17 +23,9 @@ from transformers import (
 
 VOCABULARY = 61
 SIZES = dict(
-    vocab_size=VOCABULARY,
-    hidden_size=64,
-    intermediate_size=48,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=256,
-    bos_token_id=None,
-    eos_token_id=None,
-    pad_token_id=None,
-)
+    vocab_size=VOCABULARY, hidden_size=64, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+    num_key_value_heads=2, max_position_embeddings=256, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+)  # fmt: skip
 
 CONFIGS = {
     "llama": lambda: LlamaConfig(**SIZES),
@@ -54,16 +46,10 @@ EXTRA_CONFIGS = {
         **SIZES, head_dim=16, sliding_window=5, attn_logit_softcapping=2.0, final_logit_softcapping=3.0
     ),
     "qwen2_moe": lambda: Qwen2MoeConfig(
-        **SIZES,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
-        num_experts=4,
-        num_experts_per_tok=2,
-        use_sliding_window=True,
-        sliding_window=5,
-        max_window_layers=4,
+        **SIZES, moe_intermediate_size=32, shared_expert_intermediate_size=32, num_experts=4, num_experts_per_tok=2,
+        use_sliding_window=True, sliding_window=5, max_window_layers=4,
     ),
-}
+}  # fmt: skip
 # Experts: in all layers, in some, with shared ones, and with attention whose keys and values differ in width.
 _EXPERTS = dict(moe_intermediate_size=32, num_experts_per_tok=2)
 MIXTURES = {
@@ -76,20 +62,11 @@ MIXTURES = {
         **SIZES, **_EXPERTS, head_dim=16, num_experts=8, decoder_sparse_step=2
     ),
     "deepseek_v3": lambda: DeepseekV3Config(
-        **{**SIZES, "num_key_value_heads": 4},
-        **_EXPERTS,
-        n_routed_experts=4,
-        n_shared_experts=2,
-        first_k_dense_replace=1,
-        n_group=2,
-        topk_group=1,
-        kv_lora_rank=16,
-        q_lora_rank=24,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=16,
-        v_head_dim=12,
+        **{**SIZES, "num_key_value_heads": 4}, **_EXPERTS, n_routed_experts=4, n_shared_experts=2,
+        first_k_dense_replace=1, n_group=2, topk_group=1, kv_lora_rank=16, q_lora_rank=24, qk_rope_head_dim=8,
+        qk_nope_head_dim=16, v_head_dim=12,
     ),
-}
+}  # fmt: skip
 FAMILIES = tuple(CONFIGS)
 
 

@@ -23,34 +23,18 @@ from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
 GOLDEN = Path(__file__).parents[1] / "assets" / "golden.json"
 ROWS = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}, and that is all"} for a in range(6) for b in range(6)]
 SETTINGS: dict[str, Any] = {
-    "context_length": 48,
-    "samples": 3,
-    "per_device_train_batch_size": 2,
-    "gradient_accumulation_steps": 2,
-    "max_steps": 4,
-    "learning_rate": 1e-2,
+    "context_length": 48, "samples": 3, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
+    "max_steps": 4, "learning_rate": 1e-2, "warmup_steps": 0, "logging_steps": 1, "validation_split": 0.2, "seed": 5,
     # Adam's first steps are signs of gradients, which rounding flips where they are near zero: a large epsilon.
     "adam_epsilon": 1e-2,
-    "warmup_steps": 0,
-    "logging_steps": 1,
-    "validation_split": 0.2,
-    "samples_every": 0,
-    "save_strategy": "no",
-    "disable_tqdm": True,
-    "use_cpu": True,
-    "seed": 5,
-}
+    "samples_every": 0, "save_strategy": "no", "disable_tqdm": True, "use_cpu": True,
+}  # fmt: skip
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {"gamma": 0.1, "answer_only": False},
     "documents and answers": {
-        "document_masks": True,
-        "answer_only": True,
-        "whitening": "both",
-        "kl_weight": 0.1,
-        "horizon": 4,
-        "stride": 4,
+        "document_masks": True, "answer_only": True, "whitening": "both", "kl_weight": 0.1, "horizon": 4, "stride": 4,
     },
-}
+}  # fmt: skip
 LOGGED = ("reward", "reward_std", "ebft/alignment", "ebft/diversity", "ebft/cfm", "ebft/distinct", "ebft/anchors")
 LOGGED += ("ebft/packed_tokens", "ebft/cross_entropy", "entropy", "kl", "num_tokens", "learning_rate")
 VALIDATED = tuple(f"eval_{name}" for name in ("cross_entropy", "answer_cross_entropy", "cfm", "whitened_proxy"))

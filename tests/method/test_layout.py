@@ -271,7 +271,7 @@ def test_anchors_at_answer_starts_equal_loops(problem: Problem) -> None:
 FLAGS = st.lists(st.booleans(), min_size=9, max_size=9)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(FLAGS, min_size=1, max_size=3), st.integers(1, 4), st.data())
 def test_whole_answers_equal_loops(answers: list[list[bool]], horizon: int, data: st.DataObject) -> None:
     documents = [sorted(data.draw(st.lists(st.integers(0, 2), min_size=9, max_size=9))) for _ in answers]

@@ -44,7 +44,7 @@ def by_block(dense: Tensor, size: int) -> Tensor:
     return padded.unflatten(2, (-1, size)).unflatten(1, (-1, size)).transpose(2, 3)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(cases(), st.integers(0, 5))
 def test_the_masks_of_the_kernels_are_the_rule(case: tuple[PackedLayout, int | None, int], step: int) -> None:
     """And of blocks no allowed pair is skipped, and whole ones are whole."""

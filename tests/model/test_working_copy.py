@@ -1,4 +1,4 @@
-"""The bf16 copy that computes, and compiled layers."""
+"""Copies in bf16: the one that computes, and frozen networks."""
 
 from __future__ import annotations
 
