@@ -41,9 +41,7 @@ def made(tmp_path: Path, *rewards: str, **changes: Any) -> Any:
 
 @needs_sandbox
 class TestUnitTests:
-    def test_all_tests_of_a_problem_must_pass_and_nothing_runs_twice(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_all_tests_of_a_problem_must_pass_and_nothing_runs_twice(self, tmp_path: Path) -> None:
         (reward,) = made(tmp_path, "unit_tests")
         answers = [GOOD, WRONG, "not a program", GOOD, f"Here it is:\n```python\n{GOOD}```"]
         assert reward.score(answers, [MBPP] * 5) == [1.0, 0.0, 0.0, 1.0, 1.0]
@@ -51,8 +49,7 @@ class TestUnitTests:
         assert reward.score([WRONG, GOOD], [dict(MBPP)] * 2) == [0.0, 1.0]
         assert (reward.counts["programs"], reward.counts["from_cache"]) == (4, 3)
         assert reward.counts["raised"] == 0
-        # What is known when a batch begins may be forgotten; the same answer to another problem is another matter.
-        monkeypatch.setattr("ebft.baselines.rewards.CACHED", 1)
+        # The same answer to another problem is another matter.
         square = {**MBPP, "test_list": ["assert double(3) == 9"]}
         assert reward.score([GOOD, GOOD, WRONG], [MBPP, square, square]) == [1.0, 0.0, 1.0]
 

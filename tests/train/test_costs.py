@@ -36,7 +36,7 @@ def test_what_is_counted(tiny: Path, sums: Path, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny)
     n, head = parameters_without_embeddings(model), model.lm_head.weight.numel()
     layers = sum(p.numel() for p in model.model.layers.parameters())
-    spent = {name: trainer.totals() for name, trainer in made.items()}
+    spent = {name: trainer.spent for name, trainer in made.items()}
 
     # EBFT: 4 packed sequences of 48 tokens, 11 anchors with 3 rollouts of 4 tokens; one of two layers is tapped.
     packed = 4 * (48 + 11 * 3 * 4)
@@ -84,4 +84,4 @@ def test_seconds_leave_out_evaluation_and_saving(tmp_path: Path, monkeypatch: py
     for _ in range(2):
         trainer.get_batch_samples(iter([]), 1, trainer.args.device)
         trainer.on_step_end()
-    assert trainer.totals()["seconds"] == 2.5
+    assert trainer.spent["seconds"] == 2.5

@@ -104,6 +104,9 @@ def test_a_run_is_described_by_what_was_given_and_what_came_of_it(used: Path) ->
     for other in (sequences("abc"), sequences("defg", "abc"), sequences("abd", "defg")):
         with pytest.raises(ConfigError, match="the dataset has changed since the run"):
             folder(used).check_data(other)
+    (used / "data.json").unlink()
+    with pytest.raises(ConfigError, match=r"or its data\.json is broken"):
+        folder(used).check_data(sequences("abc", "defg"))
 
 
 def test_a_final_model_is_whole_or_not_there(tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ from ebft.sandbox.python_tests import ERROR, TIMEOUT
 
 logger = logging.getLogger(__name__)
 
-CACHED = 200_000  # results kept
 COUNTS = ("raised", "timeouts", "sandbox_errors", "programs", "from_cache")
 
 
@@ -115,8 +114,6 @@ class UnitTests(RewardFunction):
 
     def score(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
         keys, todo = list[str](), dict[str, Attempt]()
-        if len(self._passed) > CACHED:
-            self._passed.clear()
         for text, row in zip(texts, rows, strict=True):
             problem = self._problem(row)  # `unusable` rows are left out
             key = hashlib.sha256(f"{problem!r}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
-from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 from trl import GRPOConfig, GRPOTrainer
 
@@ -24,13 +23,12 @@ from ebft.baselines.rewards import COUNTS, RewardFunction, make_rewards
 from ebft.config.recipe import Recipe
 from ebft.config.training import RLVRSettings
 from ebft.data.packing import DocumentIndex
-from ebft.data.row_format import Row, RowFormat
+from ebft.data.row_format import Row
 from ebft.data.rows import read_rows
-from ebft.errors import ConfigError, DataError, TrainingDiverged
+from ebft.errors import ConfigError, DataError
 from ebft.loading import peft_config
 from ebft.runtime import processes
 from ebft.runtime.files import read_json, write_json
-from ebft.train.measured import Inputs
 from ebft.train.report import table_cell
 from ebft.train.sequences import Loaded, warn
 
@@ -93,17 +91,6 @@ class MeasuredRLVR(trl_trainers.Baseline, GRPOTrainer):
 
         answers = len(questions) * settings.generations
         return answers - answers % settings.rows_per_step, build
-
-    def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Any = None) -> Tensor:
-        try:
-            return super().training_step(model, inputs, num_items_in_batch)
-        except RuntimeError as error:
-            if "probability tensor contains" not in str(error):
-                raise
-            step = self.state.global_step + 1
-            raise TrainingDiverged(
-                f"no answer can be drawn at step {step}: probabilities are not numbers; try a lower learning_rate"
-            ) from None
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self.sampler: Any = super()._get_train_sampler(dataset)
@@ -214,19 +201,6 @@ def text_of(given: Prompt, between: str = "") -> str:
     return given if isinstance(given, str) else between.join(str(turn.get("content") or "") for turn in given)
 
 
-def prompt_of(row: Row, row_format: RowFormat, where: str = "the row") -> Prompt:
-    """The prompt of a row: a text, or the messages before the last answer."""
-    prompt = row_format.prompt_of(row)
-    if isinstance(prompt, list) and prompt:
-        return [{"role": turn["role"], "content": turn.get("content")} for turn in prompt]
-    if isinstance(prompt, str) and prompt:
-        return prompt
-    raise DataError(
-        f"{where} has no prompt in a column {row_format.prompt!r} or {row_format.messages!r}, which rlvr needs; it has "
-        f"{', '.join(map(repr, row)) or 'none'}. Name yours with prompt_column, messages_column or prompt_template"
-    )
-
-
 def load_questions(
     recipe: Recipe, index: DocumentIndex, rewards: Sequence[RewardFunction], tokenizer: PreTrainedTokenizerBase
 ) -> list[Question]:
@@ -241,7 +215,14 @@ def load_questions(
         rows = enumerate(itertools.islice(read_rows(source, data.dataset_split), data.limit_documents))
         for number, row in ((number, dict(row)) for number, row in rows if number in places):
             where = f"{source}: row {number + 1}"
-            prompt = prompt_of(row, data.row_format, where)
+            prompt = data.row_format.prompt_of(row)
+            if not prompt:
+                names = f"{data.row_format.prompt!r} or {data.row_format.messages!r}, which rlvr needs"
+                has = ", ".join(map(repr, row)) or "none"
+                way = "name yours with prompt_column, messages_column or prompt_template"
+                raise DataError(f"{where} has no prompt in a column {names}; it has {has}; {way}")
+            if isinstance(prompt, list):
+                prompt = [{"role": turn["role"], "content": turn.get("content")} for turn in prompt]
             length = _tokens(prompt, tokenizer)
             reasons = [why for reward in rewards if (why := reward.unusable(row, where))]
             if length > settings.max_prompt_tokens:

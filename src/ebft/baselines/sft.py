@@ -22,7 +22,7 @@ from ebft.data.packing import PADDING, SequenceDataset
 from ebft.errors import DataError
 from ebft.loading import peft_config
 from ebft.runtime import processes
-from ebft.train.measured import Inputs, wide
+from ebft.train.measured import Inputs
 from ebft.train.sequences import Loaded, look_at_lengths, warn
 
 IGNORED = -100
@@ -68,9 +68,9 @@ class MeasuredSFT(trl_trainers.Baseline, SFTTrainer):
 
     def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Any = None) -> Tensor:
         counts = {"tokens": inputs["attention_mask"].sum(), "targets": (inputs["labels"][:, 1:] != IGNORED).sum()}
-        tokens, targets = processes.sum_over_processes(counts).values()
+        tokens, targets = map(float, processes.sum_over_processes(counts).values())
         # TRL computes logits only where a label counts.
-        self.spend(tokens=tokens, flops=self.flops.over(wide(tokens), wide(targets)) * self.flops.update)
+        self.spend(tokens=tokens, flops=self.flops.over(tokens, targets) * self.flops.update)
         return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(self, model: nn.Module, inputs: Inputs, *args: Any, **kwargs: Any) -> Any:

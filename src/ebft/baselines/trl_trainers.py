@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,6 @@ from ebft.train import report
 from ebft.train.measured import Inputs, Measured
 from ebft.train.networks import FlopCounter
 from ebft.train.sequences import Loaded, warn
-
-Arguments = TypeVar("Arguments", bound=TrainingArguments)
 
 
 def method(name: str) -> type[Measured]:
@@ -53,7 +51,7 @@ def check(recipe: Recipe) -> None:
         warn(f"{', '.join(idle)}: used by EBFT training only; ignored here")
 
 
-def trl_arguments(cls: type[Arguments], settings: SFTSettings | RLVRSettings, **own: object) -> Arguments:
+def trl_arguments(cls: type[Any], settings: SFTSettings | RLVRSettings, **own: object) -> Any:
     """TRL's configuration: transformers' settings as they are, those that a baseline decides, then `trl_options`."""
     shared = {f.name: getattr(settings, f.name) for f in fields(TrainingArguments) if f.init}
     if shared["ddp_find_unused_parameters"] is None:

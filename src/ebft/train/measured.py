@@ -88,7 +88,7 @@ class Measured(Trainer, TrainerCallback):
                 callback.logging_dir = f"{self.args.output_dir}/runs"
         self.results: Results = {"method": self.method}
         self.records: dict[str, list[Record]] = {}
-        self.spent: dict[str, float | Tensor] = dict.fromkeys(("seconds", "tokens", "generated_tokens", "flops"), 0.0)
+        self.spent = dict.fromkeys(("seconds", "tokens", "generated_tokens", "flops"), 0.0)
         self.add_callback(self)
         if self.settings.eval_tasks:
             self.add_callback(EvalTasks(self, self.settings))
@@ -143,7 +143,7 @@ class Measured(Trainer, TrainerCallback):
         if self._evaluated != self.state.global_step or self.args.load_best_model_at_end:
             for name in ("after", "change"):  # of another model than the one that is left
                 self.results.pop(name, None)
-        self.results |= {"steps": self.state.global_step, "spent": self.totals()}
+        self.results |= {"steps": self.state.global_step, "spent": dict(self.spent)}
         if not self.by_command:
             self.write_results()
         return trained
@@ -190,16 +190,13 @@ class Measured(Trainer, TrainerCallback):
 
     # ---- training --------------------------------------------------------------------------------------------------
 
-    def spend(self, **counts: float | Tensor) -> None:
-        """Count what training costs. Tensors may still be under way on a GPU: nothing waits for them here."""
+    def spend(self, **counts: float) -> None:
+        """Count what training costs."""
         for name, value in counts.items():
-            self.spent[name] += wide(value.detach()) if isinstance(value, Tensor) else value
-
-    def totals(self) -> dict[str, float]:
-        return {name: float(value) for name, value in self.spent.items()}
+            self.spent[name] += value
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        logs.update({f"spent/{name}": value for name, value in self.totals().items()})
+        logs.update({f"spent/{name}": value for name, value in self.spent.items()})
         super().log(logs, start_time)
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
@@ -260,9 +257,6 @@ class Measured(Trainer, TrainerCallback):
             control.should_log = True
         if settings.save_log_spaced and _is_power_of_two(step):
             control.should_save = True
-        # Work that the GPU still has to do belongs to the step, not to the evaluation behind it.
-        if torch.cuda.is_available() and (control.should_evaluate or control.should_save or control.should_log):
-            torch.cuda.synchronize()
         self.spend(seconds=time.perf_counter() - self._step_began)
         if settings.samples_every and (step % settings.samples_every == 0 or step == 1):
             lines = self.sample_lines()  # all processes take part
@@ -285,7 +279,7 @@ class Measured(Trainer, TrainerCallback):
     def on_save(self, *_: object, **__: object) -> None:
         """Mark the checkpoint as complete, now that everything is in it, and delete old ones."""
         if self.is_first:
-            write_json(self.checkpoint / COSTS_FILE, self.totals())
+            write_json(self.checkpoint / COSTS_FILE, self.spent)
         processes.barrier()  # the others have written their files too; if one has died, there will be no mark
         if self.is_first:
             run_folder.mark_complete(self.checkpoint)
@@ -294,11 +288,6 @@ class Measured(Trainer, TrainerCallback):
                 is_spaced = self.settings.save_log_spaced and _is_power_of_two(run_folder.step_of(old))
                 if not is_spaced and old.name != best:
                     shutil.rmtree(old, ignore_errors=True)
-
-
-def wide(count: Tensor) -> Tensor:
-    """Counts grow beyond what float32 can count; Apple's GPUs have nothing wider."""
-    return count.float() if count.device.type == "mps" else count.double()
 
 
 def _is_power_of_two(step: int) -> bool:

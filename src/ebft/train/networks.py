@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from ebft.config.training import EBFTConfig
@@ -25,7 +25,6 @@ from ebft.model.features import FeatureNetwork
 from ebft.runtime import processes, sharding
 
 AVERAGE_FILE = "feature_average.safetensors"  # in a checkpoint
-Count = TypeVar("Count", float, Tensor)
 
 
 class Networks:
@@ -154,7 +153,7 @@ class FlopCounter:
         frozen = any(not p.requires_grad for n, p in model.named_parameters() if "lora_" not in n)
         self.update = 2.0 if frozen else 3.0  # in forward passes
 
-    def over(self, tokens: Count, logits: Count) -> Count:
+    def over(self, tokens: float, logits: float) -> float:
         """FLOPs of a forward pass over so many tokens, with so many rows of logits."""
         return tokens * self.body + logits * self.head
 

@@ -89,8 +89,7 @@ class RunFolder:
 
     def claim(self, resume: bool, method: str) -> Path | None:
         """Make sure the folder is ours to write in; returns the checkpoint to resume from. All processes call it."""
-        known = (self.path / RECIPE_FILE).exists()
-        if not known and not all_checkpoints(self.path):
+        if not (self.path / RECIPE_FILE).exists():
             if self.path.is_dir() and any(file.name != LOCK_FILE for file in self.path.iterdir()):
                 raise ConfigError(f"output_dir={self.path} is not empty and holds no run; choose another folder")
             return None
@@ -133,9 +132,11 @@ class RunFolder:
         checksums = [store.checksum() for store in train_set.index.stores]
         data = {"documents": len(train_set.index), "tokens": train_set.total_tokens, "checksums": checksums}
         before = read_json(self.path / DATA_FILE)
-        if before is not None and before != data:
-            what = f"the dataset has changed since the run in output_dir={self.path} began"
-            raise ConfigError(f"{what} with {before['documents']} documents; put it back, or choose another folder")
+        if before != data and (before is not None or last_checkpoint(self.path) is not None):
+            what = (
+                f"the dataset has changed since the run in output_dir={self.path} began, or its {DATA_FILE} is broken"
+            )
+            raise ConfigError(f"{what}; put it back, or choose another folder")
         return data
 
     def describe(self, data: Json, prompt_kinds: Sequence[str] = ()) -> None:

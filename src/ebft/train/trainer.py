@@ -35,7 +35,7 @@ from ebft.model.backbone import input_embeddings
 from ebft.runtime import processes, sharding
 from ebft.runtime.timing import Clock
 from ebft.train import report
-from ebft.train.measured import Inputs, Measured, wide
+from ebft.train.measured import Inputs, Measured
 from ebft.train.networks import Networks, disable_dropout
 from ebft.train.sequences import ENDS_LEFT_OUT, Loaded, look_at_answers, look_at_copies, look_at_lengths, warn
 
@@ -92,7 +92,7 @@ class EBFTTrainer(Measured):
         self.end_token_ids = end_token_ids(processing_class, args.completions_end)
         self.clock = Clock(args.device)
         self.window: Window | None = None
-        self._observed: list[dict[str, Tensor | float]] = []  # metrics of windows since the last log entry
+        self._observed: list[dict[str, float]] = []  # metrics of windows since the last log entry
         self.sharded = args.sharding is not None
         given, train_dataset = train_dataset, self.as_sequences(train_dataset)
         try:
@@ -147,9 +147,7 @@ class EBFTTrainer(Measured):
         step, features = self.state.global_step, self.networks.features
         with self.computing() as model:
             window = prepare_window(model, features, batches, self.args, step, self.end_token_ids, self.clock)
-        self._observed.append(window.metrics)
         self.window = window
-        self._count_costs(window)
         return window.micro_batches, window.totals["generated_tokens"]
 
     def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Any = None) -> Tensor:
@@ -190,37 +188,35 @@ class EBFTTrainer(Measured):
                 processes.sum_gradients(self.model)
         window = self.window
         assert window is not None
+        # Asked here, where the GPU has the numbers of the rollouts behind it.
         totals = processes.sum_over_processes(window.loss_sums)
-        # Looked at here, where the GPU has the numbers of the rollouts behind it.
-        self.stop_beyond("mean reward", window.metrics["reward"], self.args.max_reward)
+        found = {name: float(value) for name, value in (window.metrics | totals).items()}
+        self.stop_beyond("mean reward", found["reward"], self.args.max_reward)
         # Of a broken model all completions are the same, and nothing of them comes into the loss.
-        self.stop_beyond("entropy", window.metrics["entropy"])
-        self.stop_beyond("loss", totals.pop("loss"))
-        window.metrics |= totals
-        self.state.num_input_tokens_seen += int(window.totals["sequences"]) * self.args.context_length
+        self.stop_beyond("entropy", found["entropy"])
+        self.stop_beyond("loss", found.pop("loss"))
+        if not found["ebft/anchors"]:  # it says nothing about rollouts
+            found = {name: found[name] for name in _OF_EVERY_STEP if name in found}
+        self._observed.append(found)
+        self._count_costs({name: float(count) for name, count in window.totals.items()})
 
     # ---- counts ------------------------------------------------------------------------------------------------
 
-    def _count_costs(self, window: Window) -> None:
+    def _count_costs(self, counts: dict[str, float]) -> None:
         """One pass over everything to roll out, one of the frozen network, the update, one more for the KL term."""
+        self.state.num_input_tokens_seen += int(counts["sequences"]) * self.args.context_length
         flops = self.networks.flops
-        counts = {name: wide(count) for name, count in window.totals.items()}
-        rows = counts["trained_rows"]  # with logits
-        if self.args.gamma:
-            rows = rows + counts["tokens"]
+        rows = counts["trained_rows"] + (counts["tokens"] if self.args.gamma else 0)  # with logits
         total = flops.over(counts["packed_tokens"], counts["generated_tokens"])
-        total = total + counts["scored_tokens"] * flops.of_features(self.networks.features)
-        total = total + flops.over(counts["trained_tokens"], rows) * (flops.update + bool(self.args.kl_weight))
+        total += counts["scored_tokens"] * flops.of_features(self.networks.features)
+        total += flops.over(counts["trained_tokens"], rows) * (flops.update + bool(self.args.kl_weight))
         self.spend(tokens=counts["tokens"], generated_tokens=counts["generated_tokens"], flops=total)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self._observed:
-            # A step without any anchor says nothing about rollouts.
-            with_anchors = [found for found in self._observed if float(found["ebft/anchors"]) > 0]
             for name in dict.fromkeys(name for found in self._observed for name in found):
-                windows = self._observed if name in _OF_EVERY_STEP else with_anchors
-                if values := [float(found[name]) for found in windows if name in found]:
-                    logs[name] = sum(values) / len(values)
+                values = [found[name] for found in self._observed if name in found]
+                logs[name] = sum(values) / len(values)
             seconds = {f"ebft/seconds_{name}": s / len(self._observed) for name, s in self.clock.read().items()}
             logs |= {**seconds, "step_time": sum(seconds.values())}
             logs["ebft/tokens_per_second"] = logs["ebft/packed_tokens"] / logs["step_time"]
