@@ -38,12 +38,10 @@ def _row(kind: str, values: dict[str, Any], models: list[dict[str, Any]]) -> dic
 def _model(folder: Path, name: str, seed: int | None, level: float, kind: str = "base") -> dict[str, Any]:
     place = name if seed is None else f"{name},seed={seed}"
     draw = random.Random(place)
-    found: dict[str, Any] = {"seed": seed, "run": None, "log": None}
     if seed is not None:
         _make_trained(folder / "runs" / place, level, kind, draw)
-        found |= {"run": f"runs/{place}", "log": f"logs/{place}.log"}
     _make_evaluation(folder / "evaluations" / place, level, draw)
-    return found | {"evaluation": f"evaluations/{place}", "evaluation_log": f"logs/evaluate-{place}.log"}
+    return {"seed": seed, "run": seed if seed is None else f"runs/{place}", "evaluation": f"evaluations/{place}"}
 
 
 def _make_trained(run: Path, level: float, kind: str, draw: random.Random) -> None:
@@ -54,9 +52,8 @@ def _make_trained(run: Path, level: float, kind: str, draw: random.Random) -> No
         entry |= {"spent/tokens": 1000 * step, "spent/seconds": 2.0 * step, "spent/flops": 1e9 * step}
         entries.append(entry | {"eval_reward": 9.0} | ({"reward": step / 40} if kind == "rlvr" else {}))
     write_jsonl(run / "metrics.jsonl", entries)
-    settings = {"learning_rate": level, "context_length": 64, "output_dir": str(run)}
+    settings = {"learning_rate": level, "gamma": level, "context_length": 64, "output_dir": str(run)}  # gamma is EBFT's
     (run / "resolved.json").write_text(json.dumps(settings))
-    (run / "recipe.yaml").write_text(f"learning_rate: {level}\ncontext_length: 64\n")
     results = {"method": kind, "steps": 20, "ruler": {"validation": "v", "network": "n"}}
     (run / "results.json").write_text(json.dumps(results))
 

@@ -76,34 +76,21 @@ class TestTables:
         assert page.count("needle") == 5, "five problems side by side"
         figures = {file.name for file in (study / "report" / "figures").iterdir()}
         assert {"profile.svg", "training-steps.svg", "training-flops.png"} <= figures
-        report.write(str(study))  # over its own files
-        assert not (study / "report" / "tables" / "paper-qa-code.csv").exists()
 
-    def test_shares_of_answers_and_other_temperatures(self, study: Path) -> None:
-        """The loss at other temperatures is tested like the loss; shares are not."""
+    def test_the_loss_at_other_temperatures_stands_beside_its_own_and_shares_apart(self, study: Path) -> None:
         for place in (study / "evaluations").iterdir():
             tasks = json.loads((place / "results.json").read_text())["tasks"]
-            tasks["humaneval"] |= {"language": "python"}
             tasks["humaneval"]["metrics"] |= {"greedy_empty": {"value": 0.5, "count": 12}}
-            entry = tasks["calibration"]["metrics"]["cfm"]
-            tasks["calibration"]["metrics"]["cfm_temperature_1"] = entry
-            tasks["calibration"]["rollouts"] = {"distinct": entry}
+            tasks["calibration"]["metrics"]["cfm_temperature_1"] = tasks["calibration"]["metrics"]["cfm"]
             change(place / "results.json", tasks=tasks)
-            rows = [{"task_id": f"{n}", "completion": " " if n < 6 else "x = 1"} for n in range(12)]
-            write_jsonl(place / "humaneval.greedy.jsonl", [{**row, "sample": 0, "finish": "ended"} for row in rows])
             records = [json.loads(line) for line in (place / "calibration.jsonl").read_text().splitlines()]
-            more = [{"distinct": 1 - 0.2 * (not n), "cfm_temperature_1": 3 * r["cfm"]} for n, r in enumerate(records)]
-            write_jsonl(place / "calibration.jsonl", [r | one for r, one in zip(records, more, strict=True)])
+            write_jsonl(place / "calibration.jsonl", [{**r, "cfm_temperature_1": 3 * r["cfm"]} for r in records])
         evidence = read_study_folder(study)
         metrics = tables.main_metrics(evidence)
         assert metrics[2:4] == ["calibration cfm", "calibration cfm_temperature_1"]
         assert "humaneval greedy_empty" not in metrics
-        names = (*metrics[2:4], "calibration distinct", "humaneval greedy_empty")
-        plain, other, distinct, empty = [f for name in names if (f := tables.summary_of(evidence.rows[1], name))]
+        plain, other = [found for m in metrics[2:4] if (found := tables.summary_of(evidence.rows[1], m)) is not None]
         assert other.value == pytest.approx(3 * plain.value)
-        assert distinct.interval is not None
-        assert distinct.interval.low < distinct.value < distinct.interval.high
-        assert (empty.value, empty.items) == (0.5, 12)
 
     def test_languages_stand_apart_from_their_mean(self, study: Path) -> None:
         """A task of several sets of problems: each set weighs the same, and only the mean is in the main table."""

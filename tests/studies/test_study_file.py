@@ -11,7 +11,7 @@ import yaml
 from ebft.config.recipe import load_recipe
 from ebft.errors import ConfigError
 from ebft.studies.study import Plan, Study, read_study, read_sweep
-from tests.studies.commands import SETTINGS, write_study
+from tests.studies.conftest import SETTINGS, write_study
 
 TESTED = {**SETTINGS, "test_split": 10}
 METHODS: dict[str, Any] = {

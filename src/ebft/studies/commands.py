@@ -28,9 +28,6 @@ _COMPARED = "compare"  # the folder of a comparison
 _STUDY_RUN = "STUDY.yaml [--dry-run] [--jobs N] [--launcher slurm] [options]"
 
 
-# ---- running -------------------------------------------------------------------------------------------------------
-
-
 def check_inputs(plan: Plan) -> None:
     """Data, models, problems and a sandbox are there: said before the first job starts."""
     from ebft.evaluate.tasks import problem_sets
@@ -120,9 +117,6 @@ def _rows(plan: Plan) -> list[Json]:
         models = [model(row.name)] if final is None else [model(run.name, run) for run in final]
         rows.append({**given, "models": models})
     return rows
-
-
-# ---- commands ------------------------------------------------------------------------------------------------------
 
 
 def sweep(arguments: list[str]) -> int:

@@ -103,9 +103,6 @@ def _profile_figure(evidence: Evidence) -> Figure | None:
     return figure
 
 
-# ---- drawing -------------------------------------------------------------------------------------------------------
-
-
 def _panels(lines: int = 1, columns: int = 1) -> tuple[Figure, Sequence[Axes]]:
     from matplotlib.figure import Figure
 

@@ -102,19 +102,13 @@ def _start(job: Job, gpu: str | None, at_once: int) -> subprocess.Popen[bytes]:
 
 def _succeeded(job: Job, code: int) -> bool:
     """If it did not, the log says why in any case: whoever reads it later needs no exit code."""
-    if code == 0:
-        logger.info(f"{job.name}: finished")
-        return True
     how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
-    if last_error(job.log) is None:
+    if code and last_error(job.log) is None:
         last = job.log.read_text(encoding="utf-8", errors="replace").splitlines()[-1]
         with job.log.open("a", encoding="utf-8") as log:
             log.write(f"\nebft: {how}: {last}\n")
-    logger.info(f"{job.name}: failed ({how}): {last_error(job.log)}")
-    return False
-
-
-# ---- Slurm ---------------------------------------------------------------------------------------------------------
+    logger.info(f"{job.name}: " + (f"failed ({how}): {last_error(job.log)}" if code else "finished"))
+    return code == 0
 
 
 def submit(study: Study, options: argparse.Namespace, jobs: Sequence[Job], following: Sequence[str]) -> None:

@@ -33,9 +33,6 @@ class Report(NamedTuple):
     files: list[Path]
 
 
-# ---- of a study ----------------------------------------------------------------------------------------------------
-
-
 def write(study: str, output: str | None = None, paper: bool = False) -> Report:
     folder = Path(study).expanduser()
     evidence = read_study_folder(folder)
@@ -136,9 +133,6 @@ def _answers(evidence: Evidence) -> list[Table]:
         for key in sorted(problems, key=lambda key: not split[key])[:_PROBLEMS]:
             found.append(Table("answers", f"{name}: {key}", problems[key], prompts.get((name, key), "")))
     return found
-
-
-# ---- of some runs --------------------------------------------------------------------------------------------------
 
 
 def compare(folders: Sequence[str], output: str, axis: str = "steps", names: Sequence[str] = ()) -> Report:

@@ -1,11 +1,8 @@
-"""What a study's file says (docs/studies.md), and the jobs that it comes to, each one `ebft` command with a log.
-
-A study has methods, each in some settings, with several seeds, and tests of final models; a sweep is a study of one
-method without seeds and tests. Every run is loaded as a recipe before anything starts: that checks names and values.
+"""What a study's file says (docs/studies.md), and the jobs that it comes to, each one `ebft` command with a log. Every
+run is checked as a recipe before anything starts. A sweep is a study of one method without seeds and tests.
 
 Runs come before what starts from them, a search before the other seeds of what it chose, and a model before its
-evaluation. A search runs every candidate with one seed; the best on validation is trained with the others too. Which
-jobs can run now is a function of what is on the disk.
+evaluation. Which jobs can run now is a function of what is on the disk.
 """
 
 from __future__ import annotations
