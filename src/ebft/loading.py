@@ -58,10 +58,17 @@ class Checkpoint:
         folder = Path(path).expanduser()
         if not folder.exists():
             return cls(name, path)
-        if (folder / ADAPTER_FILE).exists():
-            return cls(name, _base_of(folder), str(folder))
-        _check_weights(folder)
-        return cls(name, str(folder))
+        if not (folder / ADAPTER_FILE).exists():
+            _check_weights(folder)
+            return cls(name, str(folder))
+        _check_weights(folder, ADAPTER_FILE, ADAPTER_WEIGHTS)
+        with _said(f"{folder}: no base model by its {ADAPTER_FILE}"):
+            values = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))
+            base = fetch.resolve(values["base_model_name_or_path"])
+        if Path(base).expanduser().is_dir():
+            base = str(Path(base).expanduser())
+            _check_weights(Path(base))
+        return cls(name, base, str(folder))
 
     def identity(self) -> list[object]:
         """What changes when the weights change: names, sizes and times of their files; of a hub name, the name."""
@@ -92,6 +99,13 @@ class Checkpoint:
 
         with _said(f"the adapter {self.adapter} does not fit {self.base}"):
             return PeftModel.from_pretrained(base, self.adapter)
+
+
+def _check_weights(folder: Path, config: str = "config.json", weights: Sequence[str] = WEIGHTS) -> None:
+    """Said before another model is evaluated for minutes."""
+    for what in ((config,), weights):
+        if not any(True for pattern in what for _ in folder.glob(pattern)):
+            raise ConfigError(f"{folder} is not a checkpoint: it has no {' or '.join(what)}")
 
 
 def load_pretrained(name: str, dtype: torch.dtype, trust_code: bool = False, **options: object) -> PreTrainedModel:
@@ -195,27 +209,6 @@ def tap_settings(config: MethodConfig) -> Values:
     }
 
 
-# ---- looking at folders --------------------------------------------------------------------------------------------
-
-
-def _base_of(folder: Path) -> str:
-    _check_weights(folder, ADAPTER_FILE, ADAPTER_WEIGHTS)
-    with _said(f"{folder}: no base model by its {ADAPTER_FILE}"):
-        base = fetch.resolve(json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))["base_model_name_or_path"])
-    path = Path(base).expanduser()
-    if not path.is_dir():
-        return base
-    _check_weights(path)
-    return str(path)
-
-
-def _check_weights(folder: Path, config: str = "config.json", weights: Sequence[str] = WEIGHTS) -> None:
-    """Said before another model is evaluated for minutes."""
-    for what in ((config,), weights):
-        if not any(True for pattern in what for _ in folder.glob(pattern)):
-            raise ConfigError(f"{folder} is not a checkpoint: it has no {' or '.join(what)}")
-
-
 # ---- adapters ------------------------------------------------------------------------------------------------------
 
 # What peft writes into a configuration that it saves, which is not about the adapter.
@@ -236,8 +229,12 @@ def peft_config(recipe: Recipe) -> PeftConfig | None:
         split = targets if targets == "all-linear" else [target.strip() for target in targets.split(",")]
         given: Values = {"r": model.lora_r, "lora_alpha": model.lora_alpha, "lora_dropout": model.lora_dropout}
         given["target_modules"] = split
+    elif isinstance(model.peft, str):
+        file = Path(model.peft).expanduser()
+        with _said(f"peft={model.peft!r} is no {ADAPTER_FILE}, nor a folder with one"):
+            given = json.loads((file / ADAPTER_FILE if file.is_dir() else file).read_text(encoding="utf-8"))
     else:
-        given = _read_peft(model.peft) if isinstance(model.peft, str) else model.peft
+        given = model.peft
     kinds = {str(kind.value): cls for kind, cls in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
     values = {name: value for name, value in given.items() if name not in _BOOKKEEPING}
     kind = str(values.pop("peft_type", "LORA")).upper()
@@ -246,13 +243,6 @@ def peft_config(recipe: Recipe) -> PeftConfig | None:
         raise ConfigError(f"peft: peft_type={kind} {why}{nearest(kind, kinds)}")
     with _said("peft"):
         return kinds[kind](**{"task_type": "CAUSAL_LM", **values})
-
-
-def _read_peft(place: str) -> Values:
-    file = Path(place).expanduser()
-    file = file / ADAPTER_FILE if file.is_dir() else file
-    with _said(f"peft={place!r} is no {ADAPTER_FILE}, nor a folder with one"):
-        return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
 def add_adapter(model: PreTrainedModel, config: PeftConfig) -> Any:

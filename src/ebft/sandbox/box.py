@@ -1,12 +1,6 @@
-"""Running programs that a model wrote.
-
-A program runs under bubblewrap: its own namespaces (no network, no other processes), a file system made of read-only
-toolchain folders and one sized folder in memory, an empty environment, no capabilities, an unprivileged user, resource
-limits, and a list of system calls (`inside/init.py` sets these). A monitor outside ends it when it takes too long,
-holds too much memory or writes too much. If the sandbox cannot start, nothing runs. `docs/sandbox.md` says what this
-does not defend against.
-
-This file knows nothing about tests; whether a program is right is decided in `python_tests` and `other_languages`.
+"""Running programs that a model wrote, under bubblewrap, in namespaces of their own; a monitor outside ends what takes
+too long, holds too much memory or writes too much. If the sandbox cannot start, nothing runs. `docs/sandbox.md` says what
+this does not defend against. Whether a program is right is decided in `python_tests` and `other_languages`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A seccomp filter for untrusted programs: the system calls that they may make, and under which conditions.
 
-The namespaces already hide the network, other processes and the host's files. The filter closes what they leave open:
-everything that a program which computes has no use for, among it the parts of the kernel where most holes were found,
-further namespaces, and memory that no limit counts (asynchronous I/O, keys, socket buffers of a chosen size, locks on
-files, System V IPC). A call that is not on the list does not exist for a program (ENOSYS), so that libraries fall back
-to older ones; it does not kill the program.
+The filter closes what the namespaces leave open: everything that a program which computes has no use for, among it the
+parts of the kernel where most holes were found, further namespaces, and memory that no limit counts (asynchronous I/O,
+keys, socket buffers, locks on files, System V IPC). A call that is not on the list does not exist for a program
+(ENOSYS), so that libraries fall back to older ones.
 
 There are three lists. NATIVE is for answers in all languages but Python, with or without a runtime: no other process
 and no other program, since the tests may be in the same process. RUNTIME is for Python, whose programs may start some.

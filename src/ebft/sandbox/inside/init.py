@@ -1,14 +1,12 @@
 """The first process of a sandbox, started by bubblewrap. The program is its child, or a module of ours that runs it.
 
-It holds the program back until the sandbox is complete and whoever asked for it is known to be alive, gives it its
-user, limits and filter of system calls, and ends when it ends, or when whoever asked for it is gone; the kernel then
-ends everything else in the sandbox.
+It holds the program back until whoever asked for it is known to be alive, gives it its user, limits and filter of
+system calls, and ends when it ends, or when whoever asked for it is gone; the kernel then ends everything else in the
+sandbox. For an ordinary user it has the same user number as the program: nobody but the kernel may look into its memory
+or trace it, and signals from inside do not reach a first process that has no handlers for them.
 
-As an ordinary user, it has the same user number as the program. So nobody but the kernel may look into its memory or
-trace it, and signals from inside do not reach a first process that has no handlers for them.
-
-Only a few modules are imported: this runs once for every program. `typing`, and `signal`, which makes enumerations of
-its numbers, would take as long as all the rest.
+Only a few modules are imported, since this runs once for every program: `typing` or `signal` would take as long as all
+the rest.
 """
 
 from __future__ import annotations
