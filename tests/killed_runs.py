@@ -1,7 +1,7 @@
 """Runs of `ebft` that are killed or interrupted at a chosen moment, for the tests of resuming.
 
-`main`, in a process that a test forks, is `ebft` with one difference: at the moment that KILL_AT names, something
-happens to the process with rank KILL_RANK (to the only one, if that is not set). `--launch` starts it as a program.
+As a program, and as `main` in a process that a test forks, it is `ebft` with one difference: at the moment that KILL_AT
+names, something happens to the process with rank KILL_RANK (to the only one, if that is not set).
 
     step:3                   killed, as `kill -9` does, in the middle of step 3, after the rollouts
     save:4, shards:4         killed while the checkpoint of step 4 is written; shards: those of the model are there
@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,9 @@ from typing import Any
 
 from ebft.cli import main as ebft
 from ebft.runtime import launch
+
+ROOT = Path(__file__).parents[1]
+
 
 # ---- in the process that is killed ---------------------------------------------------------------------------------
 
@@ -83,6 +87,18 @@ def variables(recipe: Path, kill_at: str = "", kill_rank: int | None = None) -> 
     """What the environment of a run holds; the cache is beside the recipe."""
     rank = {} if kill_rank is None else {"KILL_RANK": str(kill_rank)}
     return {"EBFT_CACHE": str(recipe.parent / "cache"), "OMP_NUM_THREADS": "1", "KILL_AT": kill_at, **rank}
+
+
+def start(recipe: Path, output: Path, *flags: object) -> subprocess.Popen[str]:
+    """`ebft train` in a process of its own, as a user starts it."""
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    return subprocess.Popen(
+        [sys.executable, __file__, *arguments(recipe, output, *flags)],
+        env={**os.environ, **paths, **variables(recipe)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def final_weights(output: Path) -> dict[str, Any]:
