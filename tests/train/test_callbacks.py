@@ -36,22 +36,6 @@ def test_the_best_checkpoint_is_the_best(tmp_path: Path) -> None:
     assert results_of(tmp_path)["after"][name] == pytest.approx(seen[best], rel=1e-5)
 
 
-def test_the_metrics_file_drops_what_lies_behind_the_checkpoint(tmp_path: Path) -> None:
-    trainer = EBFTTrainer(small_model(), config(tmp_path), counting_text())
-    trainer.on_train_begin()  # nothing there yet
-    for trainer.state.global_step in range(1, 5):
-        trainer.on_log(logs={"reward": float(trainer.state.global_step), "eval_cfm_se": float("nan")})
-    trainer.state.is_world_process_zero = False
-    trainer.on_log(logs={"reward": 9.0})
-    trainer.state.is_world_process_zero = True
-    assert [entry["step"] for entry in metrics_of(tmp_path)] == [1, 2, 3, 4]
-    with (tmp_path / "metrics.jsonl").open("a") as cut_off:
-        cut_off.write('{"step": 4, "rew')
-    trainer.state.global_step = 2
-    trainer.on_train_begin()
-    assert metrics_of(tmp_path) == [{"step": step, "reward": float(step), "eval_cfm_se": None} for step in (1, 2)]
-
-
 @pytest.mark.parametrize(
     ("values", "greater", "threshold", "since"),
     [

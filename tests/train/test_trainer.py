@@ -157,13 +157,10 @@ def test_divergence_stops_the_run_before_its_step_with_what_to_try(tmp_path: Pat
         EBFTTrainer(small_model(), config(tmp_path, max_reward=1e-6), counting_text()).train()
 
 
-class TestRows:
-    """Rows of text, as a program gives them."""
-
-    def test_errors_name_what_is_wrong(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="processing_class"):
-            EBFTTrainer(small_model(), config(tmp_path), [{"text": "a"}])
-        # Its one document is shorter than a truth of 4 tokens.
-        short = SequenceDataset(DocumentIndex.of(TokenStore.from_documents([Document([1, 2, 3], [True] * 3)])), T)
-        with pytest.raises(DataError, match=r"^the validation data: no rollout can begin in the data: the longest"):
-            EBFTTrainer(small_model(), config(tmp_path), counting_text(), short)
+def test_errors_of_rows_name_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="processing_class"):
+        EBFTTrainer(small_model(), config(tmp_path), [{"text": "a"}])
+    # Its one document is shorter than a truth of 4 tokens.
+    short = SequenceDataset(DocumentIndex.of(TokenStore.from_documents([Document([1, 2, 3], [True] * 3)])), T)
+    with pytest.raises(DataError, match=r"^the validation data: no rollout can begin in the data: the longest"):
+        EBFTTrainer(small_model(), config(tmp_path), counting_text(), short)
