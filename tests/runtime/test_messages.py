@@ -12,7 +12,6 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.utils import close_session
 
-from ebft.runtime import messages
 from ebft.runtime.machine import hub_unreachable
 from ebft.runtime.messages import progress, show_messages
 
@@ -44,12 +43,18 @@ def test_levels_and_prefix(level: str, shown: int, capsys: pytest.CaptureFixture
 def test_in_a_log_file_a_line_a_minute(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ebft")
     now = [1000.0]
-    monkeypatch.setattr(messages.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("tqdm.std.time", lambda: now[0])
     with progress("scoring", 1000, done=200) as advance:
-        for _ in range(5):
+        for _ in range(8):
             now[0] += 30
             advance(100)
-    assert caplog.messages == ["scoring: 400 of 1,000, 3 min left", "scoring: 600 of 1,000, 2 min left"]
+    said = [line.partition(" [")[0] for line in caplog.messages]
+    assert said == [f"scoring: {n} of 1000" for n in (200, 400, 600, 800, 1000, 1000)]
+    assert caplog.messages[1].endswith("[01:00<03:00,  3.33it/s]")
+    caplog.clear()
+    with progress("tokenising", 3, leave=False) as advance:
+        advance(3)
+    assert caplog.messages == [], "what is quick says nothing if it leaves nothing"
 
 
 # ---- the machine -----------------------------------------------------------------------------------------------------

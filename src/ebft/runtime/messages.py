@@ -1,27 +1,33 @@
 """What ebft says while it works. Library code logs to `ebft.*`; commands choose what of it reaches the terminal.
 
-`logger.info` is shown as it is, `logger.warning` and above behind `note: `. Long jobs say how far they are.
+`logger.info` is shown as it is, `logger.warning` and above behind `note: `. Long jobs have a progress bar in a
+terminal, and in a log file a line a minute.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from ebft.runtime.files import Json
 
 logger = logging.getLogger(__name__)
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
-OFTEN, SELDOM = 10.0, 60.0  # seconds between two lines of progress, in a terminal and in a log file
+SECONDS = 60.0  # between two lines of progress in a log file
 
 
 class _Stderr(logging.Handler):
-    """Writes to whatever standard error is at the time."""
+    """Writes to whatever standard error is at the time, on a line of its own below any progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print("note: " * (record.levelno >= logging.WARNING) + printable(self.format(record)), file=sys.stderr)
+        text = ("note: " if record.levelno >= logging.WARNING else "") + printable(self.format(record))
+        # In a log file there is no line to clear, and a bar would be drawn once more for every message.
+        bars = getattr(sys.modules.get("tqdm"), "tqdm", None) if sys.stderr.isatty() else None
+        (print if bars is None else bars.write)(text, file=sys.stderr)
 
 
 def show_messages(level: str = "info") -> None:
@@ -70,18 +76,30 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:,.{int(seconds < 360_000)}f} h"
 
 
-def progress(title: str, total: int | None, done: int = 0) -> AbstractContextManager[Callable[[int], None]]:
-    """Gives a function to be called with the number of things done since its last call. It says now and then how far a
-    long job is. total: None if it is not known. done: of it before this began, in a job that resumes."""
-    every, start, first = OFTEN if sys.stderr.isatty() else SELDOM, time.monotonic(), done
-    said = start
+class _LogFile:
+    """A file for tqdm that logs what it would draw."""
 
-    def advance(number: int) -> None:
-        nonlocal done, said
-        done, now = done + number, time.monotonic()
-        if now - said >= every and done > first:
-            said, seconds_each = now, (now - start) / (done - first)
-            left = "" if total is None else f" of {total:,}, {duration((total - done) * seconds_each)} left"
-            logger.info(f"{title}: {done:,}{left}")
+    def write(self, text: str) -> None:
+        if text := text.replace("\x1b[A", "").strip():
+            logger.info(text)
 
-    return nullcontext(advance)
+
+@contextmanager
+def progress(title: str, total: int | None, done: int = 0, leave: bool = True) -> Iterator[Callable[[int], object]]:
+    """Yields a function that is called with the number of things done since its last call.
+
+    total: None if it is not known. done: of it before this began, in a job that resumes. leave: the bar stays, and a
+    log file says that it began and that it ended, however short it was.
+    """
+    from tqdm import tqdm
+
+    # tqdm's own lock is shared between processes, which nothing here needs, and it leaves a traceback behind when a
+    # signal ends the program while it is made.
+    tqdm.set_lock(threading.RLock())
+    look: Json = {}
+    if not sys.stderr.isatty():
+        known = "{n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
+        look = {"file": _LogFile(), "mininterval": SECONDS, "miniters": 1, "delay": 0 if leave else SECONDS}
+        look["bar_format"] = "{desc}: " + ("{n_fmt} [{elapsed}, {rate_fmt}]" if total is None else known)
+    with tqdm(total=total, initial=done, desc=title, leave=leave, **look) as bar:
+        yield bar.update

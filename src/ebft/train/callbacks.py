@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -85,14 +85,19 @@ class EvalTasks(Callback):
 
 
 class Progress(Callback):
-    """How far training is, now and then, and a short line for every log entry."""
+    """How far training is, as a bar or once a minute in a log file, and a short line for every log entry."""
 
     def on_train_begin(self, *_: object, **__: object) -> None:
-        with progress("training", self.trainer.state.max_steps, self.step) as advance:
-            self.advance = advance if self.trainer.is_first and not self.trainer.args.disable_tqdm else bool
+        bar = progress("training", self.trainer.state.max_steps, self.step, leave=False)
+        self.open = ExitStack()
+        is_shown = self.trainer.is_first and not self.trainer.args.disable_tqdm
+        self.advance = self.open.enter_context(bar) if is_shown else bool
 
     def on_step_end(self, *_: object, **__: object) -> None:
         self.advance(1)
+
+    def on_train_end(self, *_: object, **__: object) -> None:
+        self.open.close()
 
     def on_log(self, *_: object, logs: Any = None, **__: object) -> None:
         found = {short: logs[name] for name, short in self.trainer.shown.items() if name in logs}
