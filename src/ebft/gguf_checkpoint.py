@@ -55,7 +55,7 @@ def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
         return torch.tensor(numbers, dtype=getattr(torch, dtype))
 
     weights = {}
-    with ThreadPoolExecutor(available_cores()) as pool, progress("converting", len(tensors), leave=False) as advance:
+    with ThreadPoolExecutor(available_cores()) as pool, progress("converting", len(tensors)) as advance:
         for name, converted in zip(tensors, pool.map(dequantized, tensors.values()), strict=True):
             weights[name] = converted
             advance(1)

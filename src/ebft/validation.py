@@ -144,6 +144,8 @@ def identity(config: EBFTConfig, features: FeatureNetwork, dataset: SequenceData
     """What the validation numbers of a run depend on, beside the model; `ebft compare` looks at it."""
     settings = {name: getattr(config, name) for name in settings_that_change("text", "features", "proxy")}
     settings["eval_samples"] = settings["eval_samples"] or settings["samples"]
+    if not settings["short_truths"]:
+        del settings["short_truths"]  # it is younger than many runs, with which others compare
     return {
         **settings,
         "network": "moving average" if features.source == "average" else weight_fingerprint(features.decoder),

@@ -61,6 +61,8 @@ def test_accelerate_launch_does_not_wrap_the_model_in_silence(monkeypatch: pytes
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match="does not shard the model here; set fsdp=full_shard"):
         processes.start(train())
+    with pytest.raises(ConfigError, match="report_to='tensorbord' is not known or not installed"):
+        processes.start(train(report_to="tensorbord"))
 
 
 def test_nothing_is_joined_or_set_up_before_a_run_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,16 +45,11 @@ def test_in_a_log_file_a_line_a_minute(monkeypatch: pytest.MonkeyPatch, caplog: 
     now = [1000.0]
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
     with progress("scoring", 1000, done=200) as advance:
-        for _ in range(8):
+        for _ in range(5):
             now[0] += 30
             advance(100)
-    said = [line.partition(" [")[0] for line in caplog.messages]
-    assert said == [f"scoring: {n} of 1000" for n in (200, 400, 600, 800, 1000, 1000)]
-    assert caplog.messages[1].endswith("[01:00<03:00,  3.33it/s]")
-    caplog.clear()
-    with progress("tokenising", 3, leave=False) as advance:
-        advance(3)
-    assert caplog.messages == [], "what is quick says nothing if it leaves nothing"
+    assert [line.partition(" [")[0] for line in caplog.messages] == [f"scoring: {n} of 1000" for n in (400, 600)]
+    assert caplog.messages[0].endswith("[01:00<03:00,  3.33it/s]")
 
 
 # ---- the machine -----------------------------------------------------------------------------------------------------

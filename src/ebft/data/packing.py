@@ -115,7 +115,7 @@ def tokenize_rows(rows: Iterable[Row], tokenizer: Tokenizer) -> TokenStore:
 
 def _documents(rows: Iterable[Row], tokenizer: Tokenizer, row_format: RowFormat, source: str) -> Iterator[Document]:
     number = 0
-    with progress(f"tokenising {source}", None, leave=False) as advance:
+    with progress(f"tokenising {source}", None) as advance:
         for number, row in enumerate(rows, 1):
             try:
                 yield encode(row, tokenizer, row_format)

@@ -90,7 +90,7 @@ def locked(file: Path, guarded: Path | None = None) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         what = f"{guarded or file.parent} is in use by process {' on '.join(file.read_text().split())}"
-        raise ConfigError(f"{what}; wait for it, or choose another place (if it is dead, delete {file})") from None
+        raise ConfigError(f"{what}; wait, or choose another place (if that machine is dead, delete {file})") from None
     try:
         file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
         yield

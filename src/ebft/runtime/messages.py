@@ -48,7 +48,9 @@ def quiet_libraries() -> None:
 
 
 def print_error(message: str) -> None:
-    """One line on standard error."""
+    """One line on standard error; a progress bar that is still there would be drawn again after it."""
+    for bar in list(getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "_instances", ())):
+        bar.close()
     print(f"ebft: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
@@ -85,21 +87,18 @@ class _LogFile:
 
 
 @contextmanager
-def progress(title: str, total: int | None, done: int = 0, leave: bool = True) -> Iterator[Callable[[int], object]]:
+def progress(title: str, total: int | None, done: int = 0, unit: str = "it") -> Iterator[Callable[[int], object]]:
     """Yields a function that is called with the number of things done since its last call.
 
-    total: None if it is not known. done: of it before this began, in a job that resumes. leave: the bar stays, and a
-    log file says that it began and that it ended, however short it was.
+    total: None if it is not known. done: of it before this began, in a job that resumes. unit: "B" for bytes.
     """
     from tqdm import tqdm
 
-    # tqdm's own lock is shared between processes, which nothing here needs, and it leaves a traceback behind when a
-    # signal ends the program while it is made.
-    tqdm.set_lock(threading.RLock())
-    look: Json = {}
+    tqdm.set_lock(threading.RLock())  # its own is one of processes, which says too much when a signal ends the program
+    look: Json = {"unit": unit, "unit_scale": unit == "B"}
     if not sys.stderr.isatty():
         known = "{n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
-        look = {"file": _LogFile(), "mininterval": SECONDS, "miniters": 1, "delay": 0 if leave else SECONDS}
+        look |= {"file": _LogFile(), "mininterval": SECONDS, "miniters": 1, "delay": SECONDS}
         look["bar_format"] = "{desc}: " + ("{n_fmt} [{elapsed}, {rate_fmt}]" if total is None else known)
-    with tqdm(total=total, initial=done, desc=title, leave=leave, **look) as bar:
+    with tqdm(total=total, initial=done, desc=title, leave=False, **look) as bar:
         yield bar.update

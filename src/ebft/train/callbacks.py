@@ -88,7 +88,7 @@ class Progress(Callback):
     """How far training is, as a bar or once a minute in a log file, and a short line for every log entry."""
 
     def on_train_begin(self, *_: object, **__: object) -> None:
-        bar = progress("training", self.trainer.state.max_steps, self.step, leave=False)
+        bar = progress("training", self.trainer.state.max_steps, self.step)
         self.open = ExitStack()
         is_shown = self.trainer.is_first and not self.trainer.args.disable_tqdm
         self.advance = self.open.enter_context(bar) if is_shown else bool
