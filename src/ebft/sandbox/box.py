@@ -1,6 +1,6 @@
 """Running programs that a model wrote, under bubblewrap, in namespaces of their own; a monitor outside ends what takes
-too long, holds too much memory or writes too much. If the sandbox cannot start, nothing runs. `docs/sandbox.md` says what
-this does not defend against. Whether a program is right is decided in `python_tests` and `other_languages`.
+too long, holds too much memory or writes too much. If the sandbox cannot start, nothing runs. `docs/sandbox.md` says
+what this does not defend against. Whether a program is right is decided in `python_tests` and `other_languages`.
 """
 
 from __future__ import annotations
