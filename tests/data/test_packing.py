@@ -92,17 +92,23 @@ def rows_of(dataset: SequenceDataset) -> list[Row]:
     return [(r["input_ids"].tolist(), r["document_ids"].tolist(), r["answer_mask"].tolist()) for r in rows]
 
 
-class TestSequences:
-    @given(documents_strategy, st.integers(1, 17), st.booleans())
-    @settings(max_examples=100, deadline=None)
-    def test_equal_a_plain_concatenation(self, drawn: list[list[tuple[int, bool]]], T: int, packing: bool) -> None:
-        documents = documents_of(drawn)
-        dataset = SequenceDataset(index_of(documents), T, packing, PAD_TOKEN)
-        assert rows_of(dataset) == brute_force(documents, T, packing)
+@given(documents_strategy, st.integers(1, 17), st.booleans(), st.integers(1, 12))
+@settings(max_examples=100, deadline=None)
+def test_sequences_equal_a_plain_concatenation(
+    drawn: list[list[tuple[int, bool]]], T: int, packing: bool, first: int
+) -> None:
+    """All of them, and the first few, which hold no more documents than they need."""
+    documents = documents_of(drawn)
+    dataset = SequenceDataset(index_of(documents), T, packing, PAD_TOKEN)
+    expected = brute_force(documents, T, packing)
+    assert rows_of(dataset) == expected
+    part = dataset.first(first)
+    assert rows_of(part) == expected[:first]
+    assert len(part.index) <= len(dataset.index)
 
-    @pytest.mark.parametrize("packed", [True, False])
-    def test_a_row_beyond_the_end_is_an_index_error(self, packed: bool) -> None:
-        dataset = SequenceDataset(numbered(4), 2, packed)
+
+def test_a_row_beyond_the_end_is_an_index_error() -> None:
+    for dataset in (SequenceDataset(numbered(4), 2, packed) for packed in (True, False)):
         for row in (-2, len(dataset)):
             with pytest.raises(IndexError):
                 dataset[row]
@@ -113,7 +119,7 @@ class TestSequences:
 
 
 @given(st.integers(2, 60), st.floats(0.01, 0.99) | st.integers(1, 59), st.integers(0, 5))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_split_is_disjoint_covers_everything_and_depends_on_the_seed(count: int, held_out: float, seed: int) -> None:
     expected = int(held_out) if held_out >= 1 else max(1, round(held_out * count))
     if expected >= count:
@@ -131,36 +137,20 @@ def test_a_split_is_disjoint_covers_everything_and_depends_on_the_seed(count: in
     assert numbered(count).without_test(0, seed)[1] is None
 
 
-class TestMix:
-    @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.05, 10)), min_size=1, max_size=4), st.integers(0, 5))
-    @settings(max_examples=100, deadline=None)
-    def test_proportions_and_no_document_twice(self, sources: list[tuple[int, float]], seed: int) -> None:
-        indices = [numbered(count, 1000 * place) for place, (count, _) in enumerate(sources)]
-        weights = [weight for _, weight in sources]
-        mixed = numbers(mix(indices, weights, seed))
-        assert len(set(mixed)) == len(mixed)
-        total = min(count * sum(weights) / weight for count, weight in sources)
-        counts = Counter(number // 1000 for number in mixed)
-        for place, (count, weight) in enumerate(sources):
-            exact = total * weight / sum(weights)
-            assert counts[place] <= count
-            assert exact - 1 < counts[place] <= max(1, exact + 1e-6)
-        assert numbers(mix(indices, weights, seed)) == mixed
-
-
-class TestFirst:
-    @settings(max_examples=100, deadline=None)
-    @given(documents_strategy, st.integers(2, 9), st.booleans(), st.integers(1, 12))
-    def test_rows_are_the_first_ones_and_no_others(
-        self, drawn: list[list[tuple[int, bool]]], T: int, packing: bool, rows: int
-    ) -> None:
-        whole = SequenceDataset(index_of(documents_of(drawn)), T, packing, PAD_TOKEN)
-        part = whole.first(rows)
-        assert len(part) == min(rows, len(whole))
-        for row in range(len(part)):
-            for name, value in whole[row].items():
-                assert part[row][name].tolist() == value.tolist(), name
-        assert len(part.index) <= len(whole.index)
+@given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.05, 10)), min_size=1, max_size=4), st.integers(0, 5))
+@settings(max_examples=50, deadline=None)
+def test_a_mixture_keeps_proportions_and_has_no_document_twice(sources: list[tuple[int, float]], seed: int) -> None:
+    indices = [numbered(count, 1000 * place) for place, (count, _) in enumerate(sources)]
+    weights = [weight for _, weight in sources]
+    mixed = numbers(mix(indices, weights, seed))
+    assert len(set(mixed)) == len(mixed)
+    total = min(count * sum(weights) / weight for count, weight in sources)
+    counts = Counter(number // 1000 for number in mixed)
+    for place, (count, weight) in enumerate(sources):
+        exact = total * weight / sum(weights)
+        assert counts[place] <= count
+        assert exact - 1 < counts[place] <= max(1, exact + 1e-6)
+    assert numbers(mix(indices, weights, seed)) == mixed
 
 
 @pytest.mark.parametrize(("full", "drop_last"), [(False, False), (True, False), (False, True)])

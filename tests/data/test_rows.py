@@ -29,14 +29,6 @@ def write_jsonl(file: Path, rows: list[Any]) -> Path:
     return file
 
 
-def write_delimited(file: Path, rows: list[dict[str, str]], delimiter: str) -> Path:
-    with file.open("w", newline="", encoding="utf-8") as out:
-        writer = csv.DictWriter(out, list(rows[0]), delimiter=delimiter)
-        writer.writeheader()
-        writer.writerows(rows)
-    return file
-
-
 def read(source: Path | str, split: str = "train") -> list[dict[str, Any]]:
     return list(read_rows(str(source), split))
 
@@ -57,7 +49,11 @@ def test_json_and_parquet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("suffix", "delimiter"), [("csv", ","), ("csv", ";"), ("csv", "\t"), ("tsv", "\t")])
 def test_csv_and_tsv(tmp_path: Path, suffix: str, delimiter: str) -> None:
     long = [*ROWS, {"prompt": "word " * 50_000, "completion": "longer than the csv module allows"}]
-    assert read(write_delimited(tmp_path / f"rows.{suffix}", long, delimiter)) == long
+    with (tmp_path / f"rows.{suffix}").open("w", newline="", encoding="utf-8") as out:
+        writer = csv.DictWriter(out, list(long[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(long)
+    assert read(tmp_path / f"rows.{suffix}") == long
     (tmp_path / "one.csv").write_text("text\nhello\n", encoding="utf-8-sig")  # with a byte order mark
     assert read(tmp_path / "one.csv") == [{"text": "hello"}]
 
@@ -139,9 +135,8 @@ def test_contents_change_with_the_text_and_the_files_of_the_split(tmp_path: Path
 
 def test_functions_of_the_standard_library() -> None:
     """Signature and docstring are the prompt, the rest is the completion."""
-    rows, again = (list(itertools.islice(read_rows("stdlib-functions"), 400)) for _ in range(2))
+    rows, again = (list(itertools.islice(read_rows("stdlib-functions"), 100)) for _ in range(2))
     assert rows == again, "in a fixed order"
-    assert len({row["source"].split(":")[0] for row in rows}) > 10
     for row in rows:
         # The prompt alone is a whole function: the docstring closes it, and nothing of the body is in it.
         (prompt,), (whole,) = ast.parse(row["prompt"]).body, ast.parse(row["prompt"] + row["completion"]).body
@@ -149,8 +144,8 @@ def test_functions_of_the_standard_library() -> None:
             assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
             assert ast.get_docstring(function)
         assert len(prompt.body) == 1 < len(whole.body), row["source"]
-    modules = {row["source"]: row["text"] for row in read("stdlib-code")}
-    assert modules["ast.py"] == Path(ast.__file__).read_text("utf-8")
+    found = next(row["text"] for row in read_rows("stdlib-code") if row["source"] == "ast.py")
+    assert found == Path(ast.__file__).read_text("utf-8")
 
 
 STEPS = {"plus": lambda x, n: x + n, "minus": lambda x, n: x - n, "times": lambda x, n: x * n}
@@ -159,7 +154,7 @@ STEPS = {"plus": lambda x, n: x + n, "minus": lambda x, n: x - n, "times": lambd
 def test_the_words_of_a_toy_function_describe_it() -> None:
     """Computed from the words, step by step, not from the expression. No two splits share one."""
     rows = {split: read("toy-functions", split) for split in TOY_SIZES}
-    for row in rows["train"][:300]:
+    for row in rows["train"][:100]:
         space: dict[str, Any] = {}
         exec(row["prompt"] + row["completion"] + row["test"], space)
         function = space[row["entry_point"]]

@@ -251,8 +251,7 @@ class SequenceDataset(Dataset[dict[str, Tensor]]):
         if not 0 <= row < len(self) and row != NOTHING:
             raise IndexError(row)
         T, begin, end = self.context_length, 0, 0
-        tokens = np.full(T, self.pad_token_id, np.int64)
-        documents = np.full(T, PADDING, np.int64)
+        tokens, documents = np.full(T, self.pad_token_id, np.int64), np.full(T, PADDING, np.int64)
         answers = np.zeros(T, bool)
         if row != NOTHING:
             begin = row * T if self.packing else int(self.ends[row] - self.lengths[row])

@@ -159,9 +159,12 @@ def as_messages(turns: object) -> Prompt:
 def fields_of(template: str) -> list[str]:
     """The columns that a template names."""
     try:
-        return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        raise ConfigError(f"prompt_template={template!r}: {error}") from None
+        found = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError:
+        found = []
+    if not found:
+        raise ConfigError(f"prompt_template={template!r} takes names of columns in braces, and {{{{ for a brace")
+    return found
 
 
 def _fill(template: str, row: Row) -> str:
