@@ -108,16 +108,6 @@ class TestTables:
         assert found is not None
         assert (found.value, found.items) == (pytest.approx((0.5 + 0.0) / 2), 3)
 
-    def test_one_sequence_has_no_intervals_and_no_tests(self, study: Path) -> None:
-        for file in study.rglob("calibration.jsonl"):
-            records = [json.loads(line) for line in file.read_text().splitlines()]
-            write_jsonl(file, [{**record, "profile_contexts": 3 * (record["sequence"] == 5)} for record in records])
-        evidence = read_study_folder(study)
-        found = [tables.summary_of(row, "calibration cfm_at_1") for row in evidence.rows]
-        assert {one.interval for one in found if one is not None} == {None}
-        differences = tables.differences_table(evidence, ["calibration cfm_at_1"])
-        assert {row[-1] for row in differences.cells.values.tolist()} == {"not tested"}
-
 
 class TestVerdicts:
     def test_methods_are_compared_also_if_the_runner_up_is_of_the_same(self, tmp_path: Path) -> None:

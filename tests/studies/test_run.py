@@ -122,8 +122,7 @@ class TestAgain:
 def test_points_of_a_sweep_are_skipped_resumed_and_tried_again(recipe: Path, tmp_path: Path, capsys: Any) -> None:
     arguments = ("--command", "sft", "--set", "run_name=good,once,fail", "--jobs", 3)
     assert sweep(recipe, *arguments, "--dry-run") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert (lines[0], len(lines)) == ("run_name=good: to do", 4)
+    assert capsys.readouterr().out.startswith("run_name=good: to do")
     assert not (tmp_path / "out").exists()
     assert sweep(recipe, *arguments) == 1
     assert "2 jobs failed; the same command tries again" in capsys.readouterr().err
@@ -142,24 +141,17 @@ def test_points_of_a_sweep_are_skipped_resumed_and_tried_again(recipe: Path, tmp
     assert sweep(recipe, *arguments, "--per-gpu", 0) == sweep(recipe, *arguments, "--slurm", "time=1") == 2
 
 
-def test_inputs_are_looked_at_before_anything_starts(
-    tiny: Path, sums: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
-    """Other machines may have what is missing here."""
-    real = {**REAL, "model": str(tiny), "dataset": ["one.jsonl"], "validation_dataset": str(sums), "max_steps": 1}
-    good = {"dataset": [str(sums)]}
+def test_inputs_are_looked_at_before_anything_starts(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
+    real = {**REAL, "model": str(tiny), "dataset": [str(sums)], "validation_dataset": str(sums), "max_steps": 1}
+    evaluation = {"tasks": ["mbpp"], "mbpp": "three.jsonl"}
     for settings, words in (
-        ({**good, "model": "smollm2-153m"}, "did you mean 'smollm2-135m'"),
-        (good, "three.jsonl: no such file"),
+        ({"model": "smollm2-153m"}, "did you mean 'smollm2-135m'"),
+        ({}, "three.jsonl: no such file"),
     ):
-        methods = {"sft": {"settings": settings}}
-        file = write_study(tmp_path, methods, settings=real, evaluation={"tasks": ["mbpp"], "mbpp": "three.jsonl"})
+        file = write_study(tmp_path, {"sft": {"settings": settings}}, settings=real, evaluation=evaluation)
         assert run(file, "--dry-run") == run(file) == 2
         assert words in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
-    monkeypatch.setenv("PATH", "/nonexistent")  # no sbatch here
-    assert run(file, "--launcher", "slurm", "--dry-run") == 0
-    assert (tmp_path / "out" / "study.sbatch").exists()
 
 
 def wait_for(*files: Path) -> None:

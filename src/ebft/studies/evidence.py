@@ -116,18 +116,17 @@ def validated_apart(run: Run, reference: Run | None) -> dict[str, str]:
         return {}
     if run.validation is None or reference.validation is None:
         return {"ruler": "they do not both say how"}
-    own = run.validation.get("network") == "moving average"  # of the run's own weights: two never have the same
-    return apart(run.validation, reference.validation) | ({"network": "moving averages"} if own else {})
+    # A moving average is of the run's own weights: two are never the same.
+    own = {"network": "moving averages"} if run.validation.get("network") == "moving average" else {}
+    return apart(run.validation, reference.validation) | own
 
 
 def compares(metric: str, differ: Collection[str]) -> bool:
     """Whether the values of a metric compare although these settings differ."""
-    harmless: tuple[str, ...] = ()
-    if metric not in ("whitened_proxy", "reward"):
-        harmless += settings_that_change("proxy")
+    harmless = {*settings_that_change("proxy")} if metric not in ("whitened_proxy", "reward") else set[str]()
     if metric.endswith("cross_entropy"):
-        harmless += ("network", *settings_that_change("features"))
-    return all(key in harmless for key in differ)
+        harmless |= {"network", *settings_that_change("features")}
+    return {*differ} <= harmless
 
 
 # ---- rows of models ------------------------------------------------------------------------------------------------
@@ -331,6 +330,5 @@ def _by_sequence(records: list[Json], seed: int | None) -> dict[str, Measured]:
 def _how_measured(entry: Json) -> Json:
     """What the numbers of a task depend on, beside the model."""
     found = {name: value for name, value in entry.get("settings", {}).items() if name not in HARMLESS}
-    features = entry.get("features", {})
-    found |= {f"features {name}": features[name] for name in ("weights", "taps", "pooling", "normalize") if features}
-    return found | ({"text": entry["text"]} if "text" in entry else {})
+    features = {name: value for name, value in entry.get("features", {}).items() if name != "model"}
+    return found | {f"features {name}": value for name, value in features.items()} | {"text": entry.get("text")}

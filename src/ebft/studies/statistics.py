@@ -1,20 +1,17 @@
-"""What the numbers of a study allow to say: values and differences with intervals, and tests that count seeds.
+"""What the numbers of a study allow to say: values and differences with intervals, and tests that count seeds. What is
+assumed and why stands in docs/studies.md, "Statistics".
 
-Two things are drawn at random: the sequences or problems that are measured, and the training runs (seeds). The models
-of a comparison are measured on the same items, so what makes an item hard cancels in a difference; each training run
-is one draw of its method. The variance of a mean over runs and items is the sum of both parts:
+Two things are drawn at random, the items that are measured (sequences, problems) and the training runs (seeds), and the
+variance of a mean over both is the sum of two parts:
 
     V = V_items + V_runs,    V_items = var_i(d_i) / N,    V_runs = var_s(D_s) / S
 
 where d_i is the difference on item i, averaged over runs, and D_s that of seed s, averaged over items. What is left
-over of single (run, item) pairs is in both parts, so V errs on the large side. Intervals and tests are Student's t with
-Welch and Satterthwaite's degrees of freedom: two seeds that disagree give a wide interval, as they should. With one
-seed only V_items is known, and nothing is said about training again.
+over of single (run, item) pairs is in both parts, so V errs on the large side. With one seed only V_items is known.
 
 A metric is a ratio of sums (all tokens of all sequences); items enter by their pulls at it, to first order
-(method/measures). Corpus BLEU and chrF are no means over sentences, but functions of sums over them: corpora are drawn
-from the sentences with replacement, the same draws for every model, as sacrebleu's paired bootstrap does. Their spread
-is V_items, and the p-value is the larger of the t test's and the bootstrap's.
+(method/measures). Corpus BLEU and chrF are functions of sums over sentences, which are drawn with replacement, the same
+draws for every model, as sacrebleu's paired bootstrap does. Their spread is V_items.
 """
 
 from __future__ import annotations
