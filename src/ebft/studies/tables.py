@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
-import yaml
-
 from ebft.config.method import ONLY_EBFT
 from ebft.method import measures
 from ebft.method.measures import smaller_is_better, with_error
@@ -236,18 +234,22 @@ def differences_table(evidence: Evidence, metrics: Sequence[str]) -> Table:
 
 
 def paper_tables(task: str | None) -> list[Table]:
-    """The paper's own numbers of one of its tasks, or of all three."""
-    every = yaml.safe_load(files("ebft.studies").joinpath("paper_numbers.yaml").read_text(encoding="utf-8"))
+    """The paper's own numbers, its table of best results per method, of one of its tasks or of all three."""
+    import pandas as pd
+
     caption = (
         "Copied from the paper, not measured here: best results per method, means over its models and benchmarks. CE "
         "and FM: cross-entropy and feature-matching loss on its validation data; ws.: after a warm start."
     )
-    found = []
-    for name in [name for name in every if name == task] or every:
-        columns, title = every[name]["columns"], f"The paper's own numbers: {every[name]['title']}"
-        rows = [{"method": m, **dict(zip(columns, v, strict=True))} for m, v in every[name]["rows"].items()]
-        found.append(Table(f"paper-{name.replace('_', '-')}", title, rows, caption))
-    return found
+    with files("ebft.studies").joinpath("paper_numbers.csv").open(encoding="utf-8") as lines:
+        every = {
+            str(name): rows.dropna(axis=1).drop(columns="task") for name, rows in pd.read_csv(lines).groupby("task")
+        }
+    return [
+        Table(f"paper-{name.replace('_', '-')}", f"The paper's own numbers: {name}", rows.to_dict("records"), caption)
+        for name, rows in every.items()
+        if task not in every or name == task
+    ]
 
 
 def costs_table(runs: Sequence[tuple[Mapping[str, Cell], Run | None]]) -> Table:
