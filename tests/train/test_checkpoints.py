@@ -126,6 +126,7 @@ def test_what_is_damaged_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pressed", ["while loading", "twice", "with others"])
 def test_what_ctrl_c_stops_at_once(pressed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # torch's launcher may have run in this process
     preemption = Preemption()
     preemption.at_once = pressed == "while loading"
     monkeypatch.setattr(processes, "count", lambda: 2 if pressed == "with others" else 1)
