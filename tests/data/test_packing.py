@@ -131,10 +131,7 @@ def test_a_split_is_disjoint_covers_everything_and_depends_on_the_seed(count: in
     assert sorted(numbers(training) + numbers(validation)) == list(range(count))
     again = numbered(count).split(held_out, seed)
     assert [numbers(part) for part in again] == [numbers(training), numbers(validation)]
-    rest, test = numbered(count).without_test(held_out, seed)
-    assert test is not None
-    assert [numbers(rest), numbers(test)] == [numbers(training), numbers(validation)]
-    assert numbered(count).without_test(0, seed)[1] is None
+    assert [numbers(part) for part in numbered(count).split(0, seed)] == [list(range(count)), []]
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.05, 10)), min_size=1, max_size=4), st.integers(0, 5))

@@ -188,16 +188,12 @@ class DocumentIndex:
         return sum(mine.pop(other._tokens_of(int(place)), 0) for place in candidates)
 
     def split(self, held_out: float, seed: int) -> tuple[DocumentIndex, DocumentIndex]:
-        """Hold a share (below 1) or a number of documents out, chosen by the seed: (training, validation)."""
-        count = int(held_out) if held_out >= 1 else max(1, round(held_out * len(self)))
+        """Hold a share (below 1) or a number of documents out, chosen by the seed: (the rest, what is held out)."""
+        count = int(held_out) if held_out >= 1 or not held_out else max(1, round(held_out * len(self)))
         if count >= len(self):
             raise DataError(f"a split of {held_out:g} leaves no training documents of {len(self)}; use a smaller one")
         order = np.random.default_rng(seed).permutation(len(self))
         return self.select(np.sort(order[count:])), self.select(np.sort(order[:count]))
-
-    def without_test(self, test_split: float, seed: int) -> tuple[DocumentIndex, DocumentIndex | None]:
-        """Take the documents out that are for testing only; validation and training share the rest."""
-        return self.split(test_split, seed) if test_split else (self, None)
 
 
 def mix(indices: Sequence[DocumentIndex], weights: Sequence[float], seed: int) -> DocumentIndex:

@@ -50,10 +50,10 @@ def run_calibration(options: EvalOptions, subject: Subject, folder: Path) -> Res
     config, data, ends = options.method, options.data, end_token_ids(subject.tokenizer, True)
     source = options.calibration_data or "", subject.tokenizer, options.calibration_split
     store = tokenize_source(*source, data.row_format, data.limit_documents)
-    documents, test = DocumentIndex.of(store).without_test(data.test_split, data.split_seed)
+    documents, test = DocumentIndex.of(store).split(data.test_split, data.split_seed)
     if options.held_out:  # what a run with this validation_split validated on
         documents = documents.split(options.held_out, data.split_seed)[1]
-    elif test is not None:
+    elif data.test_split:
         documents = test
     dataset = SequenceDataset(documents, config.context_length, config.packing, pad_token_id(subject.tokenizer))
     check_sequences(dataset, config, ends if config.completions_end else None)

@@ -74,7 +74,7 @@ def load_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[Seque
     index = indices[0]
     if len(indices) > 1:
         index = packing.mix(indices, data.dataset_weights or [len(i) for i in indices], data.split_seed)
-    index, _ = index.without_test(data.test_split, data.split_seed)
+    index, _ = index.split(data.test_split, data.split_seed)  # what is for testing only
     if data.validation_dataset is not None:
         validation = tokenized(data.validation_dataset, data.validation_dataset_split)
     elif not data.validation_split:
