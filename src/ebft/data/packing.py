@@ -344,7 +344,7 @@ def compiles_for_sizes(config: TrainingArguments) -> bool:
 def train_loader(config: TrainingArguments, dataset: Any) -> DataLoader:
     """This process's part of the batches."""
     if config.train_sampling_strategy not in SAMPLING_STRATEGIES:
-        raise ConfigError(f"on several processes, train_sampling_strategy is {' or '.join(SAMPLING_STRATEGIES)}")
+        raise ConfigError(f"train_sampling_strategy is {' or '.join(SAMPLING_STRATEGIES)} here")
     order: Any = SequentialSampler(dataset)
     if config.train_sampling_strategy == "random":
         order = SeedableRandomSampler(dataset, data_seed=config.data_seed)  # as accelerate has it in one process

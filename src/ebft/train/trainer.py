@@ -229,11 +229,6 @@ class EBFTTrainer(Measured):
     # ---- data --------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader:
-        ours = self.args.world_size > 1 or (
-            packing.compiles_for_sizes(self.args) and self.args.train_sampling_strategy in packing.SAMPLING_STRATEGIES
-        )
-        if self.train_dataset is None or not ours:
-            return super().get_train_dataloader()
         return packing.train_loader(self.args, self.train_dataset)
 
     def as_sequences(self, dataset: Any) -> SequenceDataset | None:
