@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+# Told apart also by people who do not see all colours (Okabe and Ito), and readable on white and on black.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f", "#6b4c9a", "#a6761d")
 _MOST_POINTS = 300  # of a curve: more cannot be seen
 _OF_TRAINING = ("loss", "reward", "entropy", "kl", "grad_norm", "ebft/cfm", "ebft/distinct")
 
@@ -111,7 +113,8 @@ def _panels(lines: int = 1, columns: int = 1) -> tuple[Figure, Sequence[Axes]]:
 
 
 def _draw(panel: Axes, evidence: Evidence, row: Row, points: DataFrame, is_alike: bool = True) -> None:
-    color, label = f"C{evidence.rows.index(row) % 10}", plot_label(row.title) + " (does not compare)" * (not is_alike)
+    color = COLORS[evidence.rows.index(row) % len(COLORS)]
+    label = plot_label(row.title) + " (does not compare)" * (not is_alike)
     style, marker = "-" if is_alike else "--", "o" if len(points) < 20 else None
     panel.plot(points.x, points.y, style, color=color, marker=marker, markersize=3, label=label)
     panel.fill_between(points.x, points.low, points.high, color=color, alpha=0.15, linewidth=0)
