@@ -204,9 +204,6 @@ def evaluating(model: nn.Module, training: bool = False) -> Iterator[None]:
 
 # ---- the check of a model before it is used ------------------------------------------------------------------------
 
-# Tokens that a sliding window shows while the check runs, so that a few tokens reach beyond it.
-_CHECKED_WINDOW = 2
-
 
 @torch.no_grad()
 def _check_invariant(base: PreTrainedModel) -> None:
@@ -299,16 +296,16 @@ def _relative_difference(found: Tensor, expected: Tensor) -> float:
 
 @contextmanager
 def _short_window(base: PreTrainedModel) -> Iterator[None]:
-    """Inside, sliding windows show `_CHECKED_WINDOW` tokens: in configurations, which masks are built from, and in
-    layers that have taken the number over."""
+    """Inside, sliding windows show two tokens, so that the few of the check reach beyond them: in configurations, which
+    masks are built from, and in layers that have taken the number over."""
     with ExitStack() as stack:
         for module in base.modules():
             holder: Any
             for holder in (module, getattr(module, "config", None), text_config(base)):
                 window = getattr(holder, "sliding_window", None)
-                if isinstance(window, int) and window > _CHECKED_WINDOW:
+                if isinstance(window, int) and window > 2:
                     stack.callback(setattr, holder, "sliding_window", window)
-                    holder.sliding_window = _CHECKED_WINDOW
+                    holder.sliding_window = 2
         yield
 
 
@@ -345,14 +342,12 @@ def check_tokens(decoder: nn.Module, tokens: int) -> None:
 
 # ---- mixtures of experts -------------------------------------------------------------------------------------------
 
-# How configurations name the number of experts that a token goes to.
-_CHOSEN = ("num_experts_per_tok", "moe_topk", "top_k_experts")
-
 
 def idle_parameters(module: nn.Module, config: PreTrainedConfig) -> int:
     """Parameters that a token does not meet, those of the experts it does not go to. Transformers stacks the matrices
     of all experts of a layer, [experts, out, in]."""
-    chosen = next((getattr(config, name) for name in _CHOSEN if hasattr(config, name)), None)
+    names = ("num_experts_per_tok", "moe_topk", "top_k_experts")  # of how many a token goes to
+    chosen = next((getattr(config, name) for name in names if hasattr(config, name)), None)
     chosen = max(chosen) if isinstance(chosen, list) else chosen  # HunYuan's has one for every layer
     idle = 0
     for part in module.modules():
@@ -365,13 +360,12 @@ def idle_parameters(module: nn.Module, config: PreTrainedConfig) -> int:
 
 # ---- a model in float32 for a moment -------------------------------------------------------------------------------
 
-_NARROW = (torch.bfloat16, torch.float16)
-
 
 @contextmanager
 def in_float32(model: PreTrainedModel) -> Iterator[None]:
     """Inside, the model computes in float32, for calls without gradients: one layer at a time, and what is outside of
     layers. After, its weights are the same tensors. Weights that are quantised or elsewhere stay as they are."""
+    narrow = (torch.bfloat16, torch.float16)
     kept: dict[int, Tensor] = {}  # the own data of every tensor that is wide now
 
     def tensors_of(module: nn.Module) -> list[Tensor]:
@@ -379,7 +373,7 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
 
     def widen(tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            if tensor.dtype in _NARROW:
+            if tensor.dtype in narrow:
                 kept[id(tensor)], tensor.data = tensor.data, tensor.data.float()
 
     def restore(tensors: Iterable[Tensor]) -> None:
@@ -387,7 +381,7 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
             if id(tensor) in kept:
                 tensor.data = kept.pop(id(tensor))
 
-    known = all(p.dtype in (*_NARROW, torch.float32, torch.float64) and not p.is_meta for p in model.parameters())
+    known = all(p.dtype in (*narrow, torch.float32, torch.float64) and not p.is_meta for p in model.parameters())
     with torch.autocast(next(model.parameters()).device.type, enabled=False), ExitStack() as stack:
         if known and getattr(model, "hf_quantizer", None) is None:
             layers = decoder_layers(decoder_of(model))[1]

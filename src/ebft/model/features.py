@@ -89,8 +89,11 @@ class FeatureNetwork(nn.Module):
         self.pooling, self.normalize, self.source = pooling, normalize, source
         self.decay, self.autocast, self.backend = decay, autocast, backend
         if source == "random":
-            dtype = dtype or next(decoder.parameters()).dtype
-            decoder = random_like(decoder, seed)
+            trained = next(decoder.parameters())
+            dtype = dtype or trained.dtype
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                decoder = type(decoder)(copy.deepcopy(decoder.config)).to(trained.device)
         if source == "average":
             dtype = dtype or torch.float32  # a bf16 weight would not move at such small steps
         network = cut_decoder(decoder, max(self.taps))
@@ -243,14 +246,6 @@ def cut_decoder(decoder: nn.Module, depth: int) -> nn.Module:
     return cut
 
 
-def random_like(decoder: nn.Module, seed: int) -> nn.Module:
-    """The same shape with other weights. Only the device is taken over: `.to(dtype)` would round buffers as well."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        fresh = type(decoder)(copy.deepcopy(decoder.config))
-    return fresh.to(next(decoder.parameters()).device)
-
-
 @contextmanager
 def tapped_states(
     decoder: nn.Module, taps: Sequence[int], places: Sequence[tuple[Tensor, Tensor]]
@@ -275,8 +270,6 @@ def tapped_states(
 
 # ---- telling networks apart by some of every weight, without reading gigabytes -------------------------------------
 
-_SHOWN = 64  # of every weight, about so many numbers
-
 
 def weight_fingerprint(network: nn.Module) -> str:
     """The same for the same weights in any precision, sharded or not, with an adapter on top or without."""
@@ -285,8 +278,8 @@ def weight_fingerprint(network: nn.Module) -> str:
         if id(parameter) in adapter:  # off when features are computed
             continue
         values = whole(parameter.detach()).flatten()
-        # In bf16, so that one checkpoint loaded in two precisions has one mark.
-        some = values[:: max(1, len(values) // _SHOWN)].bfloat16().float().cpu().numpy()
+        # About 64 numbers, in bf16: one checkpoint loaded in two precisions has one mark.
+        some = values[:: max(1, len(values) // 64)].bfloat16().float().cpu().numpy()
         mark.update(name.replace(".base_layer", "").replace(".original_module", "").encode() + some.tobytes())
     return mark.hexdigest()[:16]
 
