@@ -194,7 +194,6 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             yield attempt, Outcome(status, attempt.answer)
 
     monkeypatch.setattr(scoring, "run_many", run_many)
-    monkeypatch.setattr(scoring, "bubblewrap_version", lambda: "0.8")
     return answers
 
 

@@ -24,7 +24,6 @@ from ebft.runtime.files import read_jsonl, write_jsonl
 from ebft.runtime.machine import available_cores
 from ebft.runtime.messages import progress
 from ebft.sandbox.box import Sandbox
-from ebft.sandbox.bubblewrap import bubblewrap_version
 from ebft.sandbox.other_languages import LANGUAGES, NOT_COMPILED
 from ebft.sandbox.python_tests import ERROR, STATUSES
 from ebft.version import __version__
@@ -75,7 +74,7 @@ def score_programs(
             "ebft": __version__,
             "harness": HARNESS,
             "platform": platform.platform(),
-            "sandbox": "none" if sandbox.unsafe else f"bubblewrap {bubblewrap_version()}",
+            "sandbox": "none" if sandbox.unsafe else "bubblewrap",
             **_toolchain(language),
         },
     }

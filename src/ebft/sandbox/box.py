@@ -24,7 +24,6 @@ from typing import Literal
 from ebft.errors import SandboxError
 from ebft.sandbox.bubblewrap import INSIDE, Command, Group, Limits, command_line, groups_home, process_tree, sealed_file
 
-UNSAFE_HINT = "or pass --unsafe-exec to run model-written programs with your own rights"
 Ending = Literal["exited", "timeout", "memory", "output"]  # by itself, or because of a limit
 
 
@@ -106,15 +105,10 @@ def _wait_until_closed(gate: socket.socket) -> None:
 
 @dataclass(eq=False)
 class Sandbox:
-    """Runs commands in a sandbox. One object may be used by many threads.
+    """Runs commands in a sandbox. One object may be used by many threads."""
 
-    Args:
-        unsafe: run without bubblewrap: resource limits, a clean environment and a time limit, nothing more.
-        limits: of programs for which the caller names no others.
-    """
-
-    unsafe: bool = False
-    limits: Limits = Limits()
+    unsafe: bool = False  # without bubblewrap: resource limits, a clean environment and a time limit, nothing more
+    limits: Limits = Limits()  # of programs for which the caller names no others
     _checked: bool = field(default=False, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _stopped: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
@@ -135,7 +129,8 @@ class Sandbox:
                 said = " ".join(probe.stderr.decode(errors="replace").split())[:300] or f"exit code {probe.returncode}"
             if not is_there or not probe.succeeded:
                 needs = "0.7 or newer (apt install bubblewrap), namespaces, and mounts, which a container may forbid"
-                raise SandboxError(f"bubblewrap cannot start here ({said}); it needs {needs}, {UNSAFE_HINT}")
+                unsafe = "pass --unsafe-exec to run model-written programs with your own rights"
+                raise SandboxError(f"bubblewrap cannot start here ({said}); it needs {needs}, or {unsafe}")
             self._checked = True
 
     def run(self, *commands: Command, limits: Limits | None = None) -> Finished:

@@ -9,7 +9,6 @@ import os
 import re
 import secrets
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,22 +63,12 @@ class Command:
     module: str = ""
 
 
-def bubblewrap_version() -> str:
-    """Such as `0.8.0`."""
-    said = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=False).stdout
-    return said.removeprefix("bubblewrap ").strip() or "unknown"
-
-
 def command_line(
     command: Command, gate: int, file_in_memory: Callable[[bytes], int], folder: Path | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """What starts a program in a sandbox, and its environment.
-
-    Args:
-        gate: the connection over which the first process inside (`inside/init.py`) asks whether it may begin.
-        file_in_memory: makes a descriptor that all of them can read.
-        folder: stands for the box without a sandbox: only resource limits, as far as they go there.
-    """
+    """What starts a program in a sandbox, and its environment. Over the connection `gate` the first process inside
+    (`inside/init.py`) asks whether it may begin. A `folder` stands for the box without a sandbox: only resource limits,
+    as far as they go there."""
     home = str(folder or BOX)
     variables = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": home, "TMPDIR": home}
     variables |= dict(command.environment)
@@ -182,9 +171,7 @@ def sealed_file(content: bytes) -> int:
 
 
 # ---- A control group (cgroup v2) for every program, wherever the group that we run in is ours to divide --------------
-
-# Resource limits count what a process has mapped, and the monitor looks a few times a second; a control group counts
-# everything at once, also what the kernel holds for a program.
+# It counts everything at once, also what the kernel holds for a program, where the monitor looks a few times a second.
 
 PREFIX = "ebft-"  # of the groups that we make
 # MiB beside the memory and the disk of a program: its other two folders, our first process, what the kernel holds.

@@ -234,11 +234,8 @@ LANGUAGES = {
 def run_program(
     language: str, name: str, programs: Sequence[tuple[str, str]], tests: str, sandbox: Sandbox, limits: Limits
 ) -> Outcome:
-    """Whether an answer passes its tests, which call the function `name`.
-
-    `programs` are its interpretations, best first, each a text and the class that the function is in, for languages
-    with classes. The first that compiles is run.
-    """
+    """Whether an answer passes its tests, which call the function `name`. `programs` are its interpretations, best
+    first, each a text and the class that the function is in, if any. The first that compiles is run."""
     row, nonce, outcome = LANGUAGES[language], secrets.token_hex(16), Outcome(ERROR, "there is nothing to run")
     for pattern, new in ((r"\A\s*\}", ""), *row.tests):  # the first bracket closes the prompt's function
         tests = re.sub(pattern, new, tests)

@@ -36,27 +36,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class PythonTests:
-    """Tests of a Python program.
+    """Tests of a Python program."""
 
-    Args:
-        variants: interpretations of the model's answer, best first, each a list of sources run one after the other.
-        tests: source of the tests; `setup` runs before.
-        names: what the tests call; `classes` are those of which the tests make objects.
-        modules: of the standard library, that the tests use without importing them.
-        prompt: source whose definitions the tests may use, as the problem gives them.
-        sanitize: of an answer that does not compile take the longest part that does, and of what follows the functions
-            that the tests call only what they need.
-        check: hand the program's function of this name to the tests' function `check`.
-    """
-
-    variants: Sequence[Sequence[str]]
-    tests: str
-    setup: str = ""
-    names: tuple[str, ...] = ()
-    classes: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    prompt: str = ""
-    check: str = ""
+    variants: Sequence[Sequence[str]]  # interpretations of the answer, best first, each a list of sources run in order
+    tests: str  # source
+    setup: str = ""  # runs before them
+    names: tuple[str, ...] = ()  # what the tests call
+    classes: tuple[str, ...] = ()  # of which the tests make objects
+    modules: tuple[str, ...] = ()  # of the standard library, that the tests use without importing them
+    prompt: str = ""  # source whose definitions the tests may use, as the problem gives them
+    check: str = ""  # hand the program's function of this name to the tests' function `check`
+    # Of an answer that does not compile take the longest part that does, and of what follows the functions that the
+    # tests call only what they need.
     sanitize: bool = False
 
 

@@ -83,11 +83,9 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def choose(variants: list[list[str]], names: list[str], sanitize: bool = False) -> list[types.CodeType]:
-    """The first interpretation that compiles and defines what the tests call; else the first that compiles.
-
-    With `sanitize`, a text that does not compile stands for its longest part that does, and what follows the functions
-    that the tests call is not run (see `up_to_the_function`).
-    """
+    """The first interpretation that compiles and defines what the tests call; else the first that compiles. With
+    `sanitize`, a text that does not compile stands for its longest part that does, and what follows the functions that
+    the tests call is not run (see `up_to_the_function`)."""
     errors: list[Exception] = []
     compiled: list[list[types.CodeType]] = []
     for part in (str, longest_part) if sanitize else (str,):
@@ -129,11 +127,8 @@ def longest_part(source: str) -> str:
 
 
 def up_to_the_function(tree: ast.Module, names: list[str]) -> ast.Module:
-    """As evalplus does: the first definition of what the tests call is the answer.
-
-    Models that do not stop define it again, try it out and begin something else. After it, only imports, definitions
-    and the values that definitions use are kept.
-    """
+    """As evalplus does: the first definition of what the tests call is the answer; models that do not stop define it
+    again. After it, only imports, definitions and the values that definitions use are kept."""
     used = {n.id for node in tree.body if isinstance(node, DEFINITIONS) for n in walk(node) if type(n) is ast.Name}
     open_names, body = set(names), []
     for node in tree.body:
