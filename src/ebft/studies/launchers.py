@@ -130,7 +130,8 @@ def submit(study: Study, options: argparse.Namespace, jobs: Sequence[Job], follo
         given = _asked(study, options)
         asked = {name: value for name, value in given.items() if name not in SLURM_DEFAULTS and "gpu" not in name}
         asked |= {"job-name": f"{given['job-name']}-next", "dependency": f"afterany:{numbers[0]}"}
-        asked |= {"output": f"{jobs[0].log.parent}/%j-next.log", "wrap": _of_ours(following)}
+        asked |= {"output": f"{jobs[0].log.parent}/%j-next.log"}
+        asked |= {"wrap": shlex.join((sys.executable, *ENTRY, *following))}
         numbers.append(_slurm("sbatch", "--parsable", *_flags(asked)))
         logger.info(f"job {numbers[1]} waits for it, and then submits what needs the results")
     write_text(known, " ".join(numbers) + "\n")
@@ -145,14 +146,10 @@ def write_array(study: Study, options: argparse.Namespace, jobs: Sequence[Job]) 
     asked = {"array": f"0-{len(jobs) - 1}{at_once}", "output": f"{jobs[0].log.parent}/%A_%a.log"}
     tasks = [f"{n}) log={shlex.quote(str(j.log))}\n   set -- {shlex.join(j.arguments)} ;;" for n, j in enumerate(jobs)]
     flags = [f"#SBATCH {flag}" for flag in _flags({**_asked(study, options), **asked})]
-    places = {"here": shlex.quote(str(Path.cwd())), "entry": _of_ours()}
+    places = {"here": shlex.quote(str(Path.cwd())), "entry": shlex.join((sys.executable, *ENTRY))}
     file = study.folder / f"{study.kind}.sbatch"
     write_text(file, _ARRAY.format(asked="\n".join(flags), tasks="\n".join(tasks), **places))
     return file
-
-
-def _of_ours(arguments: Sequence[str] = ()) -> str:
-    return shlex.join((sys.executable, *ENTRY, *arguments))
 
 
 def _asked(study: Study, options: argparse.Namespace) -> dict[str, str]:
