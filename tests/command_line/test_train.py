@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,9 @@ pytestmark = pytest.mark.usefixtures("offline")
 class Finished:
     arguments: list[str]
     output: Path
-    done: subprocess.CompletedProcess[str]
+    code: int
+    printed: str
+    said: str
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +41,13 @@ def recipe(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def finished(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A run of three steps in a process of its own, once for all the tests that look at it."""
-    folder = tmp_path_factory.mktemp("run")
+    """A run of three steps, once for all the tests that look at it."""
+    folder, printed, said = tmp_path_factory.mktemp("run"), io.StringIO(), io.StringIO()
     arguments = ["train", "--config", str(recipe), "--output_dir", str(folder / "out"), "--seed", "7"]
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "EBFT_CACHE": str(folder / "cache")}
-    command = [sys.executable, "-m", "ebft", *arguments]
-    return Finished(
-        arguments, folder / "out", subprocess.run(command, capture_output=True, text=True, env=variables, timeout=150)
-    )
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(said):
+        patch.setenv("EBFT_CACHE", str(folder / "cache"))
+        code = cli.main(arguments)
+    return Finished(arguments, folder / "out", code, printed.getvalue(), said.getvalue())
 
 
 class TestDryRun:
@@ -79,13 +80,13 @@ class TestDryRun:
 
 class TestRun:
     def test_what_it_prints(self, finished: Finished) -> None:
-        assert finished.done.returncode == 0, finished.done.stderr
+        assert finished.code == 0, finished.said
         for part in ("before", "after", "cross-entropy", "feature-matching loss", str(finished.output / "final")):
-            assert part in finished.done.stdout
-        lines = [line for line in finished.done.stderr.splitlines() if line.startswith("step ") and ": reward " in line]
+            assert part in finished.printed
+        lines = [line for line in finished.said.splitlines() if line.startswith("step ") and ": reward " in line]
         assert [line.split(":")[0] for line in lines] == ["step 1", "step 2", "step 3"]
-        assert "%|" not in finished.done.stderr, "a log file has no bar"
-        assert "no GPU was found" not in finished.done.stderr, "it was asked for"
+        assert "%|" not in finished.said, "a log file has no bar"
+        assert "no GPU was found" not in finished.said, "it was asked for"
 
     def test_what_it_leaves(self, finished: Finished, sums: Path, tiny: Path) -> None:
         output, results = finished.output, results_of(finished.output)
