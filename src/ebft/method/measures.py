@@ -105,9 +105,8 @@ _TITLES = {
 
 def smaller_is_better(metric: str) -> bool:
     """Of losses, those of tasks too, and of shares of bad answers; not of other rates, rewards and scores."""
-    return any(word in metric for word in ("cross_entropy", "cfm", "loss")) or metric.endswith(
-        ("empty", "cut", "no_code")
-    )
+    is_loss = any(word in metric for word in ("cross_entropy", "cfm", "loss"))
+    return is_loss or metric.endswith(("empty", "cut", "no_code"))
 
 
 def title(metric: str) -> str:
@@ -164,12 +163,8 @@ def differences(mine: Sequence[Record], other: Sequence[Record]) -> dict[str, Es
     mine, other = (sorted(records, key=lambda record: record["sequence"]) for records in (mine, other))
     if [(r["sequence"], r["tokens"]) for r in mine] != [(r["sequence"], r["tokens"]) for r in other]:
         return {}
-    theirs, best = sums_by_metric(other), best_temperatures(other)
-    found = {
-        name: paired_difference(columns, theirs[name])
-        for name, columns in sums_by_metric(mine).items()
-        if name in theirs
-    }
+    ours, theirs, best = sums_by_metric(mine), sums_by_metric(other), best_temperatures(other)
+    found = {name: paired_difference(columns, theirs[name]) for name, columns in ours.items() if name in theirs}
     for name, (temperature, pulls) in best_temperatures(mine).items():
         if name in best:
             moved = [a - b for a, b in zip(pulls, best[name][1], strict=False)]
