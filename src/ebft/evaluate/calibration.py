@@ -2,16 +2,13 @@
 
 Per sequence: cross-entropy over all and over answer tokens, at several temperatures; the unbiased conditional
 feature-matching loss (CFM) and the whitened proxy at one horizon, and the CFM's profile over completion lengths. The
-profile rolls out the longest length once from every anchor and looks at its prefixes: a prefix of a rollout is a
-rollout of that length. All its points are over the same contexts, those whose truth window is whole at the longest
-length, so that points differ by length and nothing else. The floor of the profile, the loss of a perfect model, is
-non-decreasing in the length (paper, appendix on the profile); estimates of a model's loss need not be.
+profile rolls out the longest length once from every anchor and looks at its prefixes, which are rollouts too, over the
+same contexts: those whose truth window is whole at the longest length (paper, appendix on the profile).
 """
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -38,6 +35,7 @@ from ebft.method.measures import OF_ROLLOUTS, TEMPERATURES, TOKENS, Estimate, Re
 from ebft.method.rewards import conditional_feature_matching_loss
 from ebft.model.backbone import evaluating, input_embeddings
 from ebft.model.features import FeatureNetwork, feature_space
+from ebft.runtime.files import json_ready
 from ebft.runtime.messages import progress
 from ebft.validation import mean_over_contexts, measure, of_rollouts, records_of, rolled_out, text_checksum
 
@@ -152,9 +150,5 @@ def profile_of(
 
 def _entry(name: str, estimate: Estimate, records: Sequence[Record]) -> Metric:
     """`count` is that of the sequences that have any of what the metric is per."""
-    value, error = (x if math.isfinite(x) else None for x in estimate)  # JSON has no NaN
-    return {
-        "value": value,
-        "standard_error": error,
-        "count": sum(bool(record.get(per_what(name))) for record in records),
-    }
+    count = sum(bool(record.get(per_what(name))) for record in records)
+    return json_ready({"value": estimate.mean, "standard_error": estimate.standard_error, "count": count})

@@ -142,7 +142,7 @@ def score(arguments: list[str]) -> int:
 
 
 def score_samples(options: argparse.Namespace) -> Results:
-    """Completions made elsewhere, as the command line says; writes the results and returns them."""
+    """Completions made elsewhere; writes the results and returns them."""
     task, source, given = options.task, options.problems, options.settings
     if not (source and options.samples and options.output):
         raise DataError(f"`ebft score {task}` needs --problems FILE, --samples FILE and --output FILE")
@@ -193,11 +193,7 @@ def read_samples(source: str, problems: ProblemSet) -> list[Row]:
 
 def score_folder(folder: Path, problems: str, settings: Values) -> list[str]:
     """Scores what is left in all evaluations of the folder; returns why some could not be, which stops no other.
-
-    Args:
-        problems: where they are now, if not where they were: `humaneval=FILE,mbpp=FILE`.
-        settings: the number of workers, and whether to do without a sandbox.
-    """
+    problems: where they are now, if not where they were: `humaneval=FILE,mbpp=FILE`."""
     from ebft.evaluate.run_task import scored  # brings in torch
 
     moved = {task.replace("-", "_"): file for task, _, file in (pair.partition("=") for pair in problems.split(","))}

@@ -1,8 +1,7 @@
 """Running one task of `ebft eval` on a model, from the start or from where it was stopped.
 
-Calibration measures sequences (`calibration.py`). The others generate text: completions are made for each set of
-problems greedily and by sampling (`<set>.greedy.jsonl`, `<set>.samples.jsonl`, the format `ebft score` takes), and the
-set's own `score` turns completions into metrics, at once or where there is a sandbox (`scored`).
+Calibration measures sequences (`calibration.py`). The others generate completions for each set of problems, greedily
+and by sampling, and the set's own `score` turns them into metrics, at once or where there is a sandbox (`scored`).
 """
 
 from __future__ import annotations
@@ -117,10 +116,8 @@ def _scored_set(problems: ProblemSet, options: EvalOptions, folder: Path) -> Res
         found = {(row["task_id"], row["sample"]): row for row in read_jsonl(file)}
         every = list(product(problems.keys, range(settings.samples)))
         if found.keys() != {*every}:
-            wanted = f"{settings.samples} of each of the {len(problems.keys)} problems"
-            raise DataError(
-                f"{file} holds {len(found)} completions, not {wanted}; run the same `ebft eval` again first"
-            )
+            wanted = f"{settings.samples} of each of the {len(problems.keys)} problems; run the same `ebft eval` first"
+            raise DataError(f"{file} holds {len(found)} completions, not {wanted}")
         rows = [found[key] for key in every]
         metrics = shares_of_kinds(rows, language)
         if options.score or not language:

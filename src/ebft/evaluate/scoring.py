@@ -47,8 +47,7 @@ def score_programs(
     ks: Sequence[int] = K,
     workers: int | None = None,
 ) -> Results:
-    """Runs answers to problems in one language and estimates pass@k over those that have some, for those of `ks` of
-    which every problem has enough samples. A line of the file is the outcome of a row."""
+    """Runs answers to problems in one language; pass@k over those that have some. The file has an outcome a row."""
     language, workers = next(iter(problems.values())).language, workers or available_cores()
     outcomes = _outcomes(problems, rows, sandbox, workers, file)
     passed: dict[str, list[bool]] = defaultdict(list)
@@ -56,12 +55,12 @@ def score_programs(
         passed[outcome["task_id"]].append(outcome["passed"])
     metrics = pass_at_ks([(len(of), sum(of)) for of in passed.values()], ks)
     statuses = Counter(outcome["status"] for outcome in outcomes)
-    without, broken = len(problems) - len(passed), [o["message"].startswith(NOT_COMPILED) for o in outcomes]
+    without = len(problems) - len(passed)
+    broken = len(outcomes) > 1 and all(outcome["message"].startswith(NOT_COMPILED) for outcome in outcomes)
     notes = {
         f"{without} of {len(problems)} problems have no sample and are not counted": without,
         f"{statuses[ERROR]} samples ended in an error of the harness and count as not passed": statuses[ERROR],
-        f"no answer in {language} compiles: its toolchain may be broken ({_toolchain(language)})": len(broken) > 1
-        and all(broken),
+        f"no answer in {language} compiles: its toolchain may be broken ({_toolchain(language)})": broken,
     }
     return {
         **{name: found["value"] for name, found in metrics.items()},  # short, as other tools print them
@@ -152,20 +151,13 @@ def over_sets(parts: Sequence[Results]) -> Metrics:
     return found | {f"{part['name']} {name}": entry for part in parts for name, entry in part["metrics"].items()}
 
 
-def kind_of_answer(row: Row, language: str | None) -> str | None:
-    """One of KINDS; None for an answer that ended by itself and, in a programming language, holds code."""
-    if not row["completion"].strip():
-        return "empty"
-    if row["finish"] in CUT_OFF:
-        return "cut"
-    return None if language is None or has_code(row["completion"], language) else "no_code"
-
-
 def kinds_by_problem(rows: Iterable[Row], language: str | None) -> dict[str, dict[str, Fraction]]:
     """Of each kind, its share of the answers to each problem."""
-    kinds: dict[str, list[str | None]] = defaultdict(list)
+    kinds: dict[str, list[str]] = defaultdict(list)
     for row in rows:
-        kinds[row["task_id"]].append(kind_of_answer(row, language))
+        is_code = language is None or has_code(row["completion"], language)
+        kind = "empty" if not row["completion"].strip() else "cut" if row["finish"] in CUT_OFF else "no_code"
+        kinds[row["task_id"]].append("" if kind == "no_code" and is_code else kind)
     of_these = KINDS if language else KINDS[:2]
     return {kind: {task_id: Fraction(of.count(kind), len(of)) for task_id, of in kinds.items()} for kind in of_these}
 

@@ -69,9 +69,8 @@ class CheckpointSubject:
     def generator(self) -> Generator:
         if self.options.backend == "transformers":
             return TransformersGenerator(self.model, self.tokenizer, self.options.batch_size)
-        base, adapter, dtype = self.checkpoint.base, self.checkpoint.adapter, self.describe()["dtype"]
-        code = self.options.trust_remote_code
-        return VLLMGenerator(base, self.tokenizer, adapter, dtype=dtype, trust_remote_code=code)
+        of_vllm = {"dtype": self.describe()["dtype"], "trust_remote_code": self.options.trust_remote_code}
+        return VLLMGenerator(self.checkpoint.base, self.tokenizer, self.checkpoint.adapter, **of_vllm)
 
     @cached_property
     def features(self) -> FeatureNetwork:

@@ -103,7 +103,7 @@ def comet_scores(triples: Sequence[tuple[str, str, str]], model: str, python: st
     asks for older transformers and numpy than ebft does."""
     with tempfile.TemporaryDirectory(prefix="ebft-comet-") as folder:
         task, result = Path(folder) / "task.json", Path(folder) / "scores.json"
-        rows = [dict(zip(("src", "mt", "ref"), triple, strict=True)) for triple in triples]
+        rows = [{"src": source, "mt": text, "ref": reference} for source, text, reference in triples]
         task.write_text(json.dumps({"model": model, "rows": rows}), encoding="utf-8")
         done = subprocess.run([python or sys.executable, COMET_WORKER, task, result], stderr=subprocess.PIPE, text=True)
         if done.returncode:
