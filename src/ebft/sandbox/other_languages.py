@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from ebft.sandbox.box import Finished, Sandbox
+from ebft.sandbox.box import Sandbox
 from ebft.sandbox.bubblewrap import Command, Limits
 from ebft.sandbox.python_tests import ERROR, FAILED, PASSED, Outcome, limit_exceeded, one_line
 from ebft.sandbox.seccomp import NATIVE, TOOLCHAIN
@@ -251,9 +251,16 @@ def run_program(
                 continue
             program = compiled.stdout
         job = {"nonce": nonce, "name": name, "program": program.decode("utf-8", "replace"), "tests": tests}
-        outcome = _outcome(sandbox.run(_start(row, program, job, limits)), nonce, limits)
-        if not outcome.message.startswith(NOT_COMPILED):
-            break
+        done = sandbox.run(_start(row, program, job, limits))
+        if (exceeded := limit_exceeded(done.ending, limits)) is not None:
+            return exceeded
+        if done.succeeded:
+            passed = nonce.encode() in done.stdout
+            return Outcome(PASSED) if passed else Outcome(FAILED, "the program ended before the tests did")
+        said = (_lines(done.stderr or done.stdout) or ["a test failed"])[0]
+        if not said.startswith(NOT_COMPILED):
+            return Outcome(FAILED, one_line(f"exit code {done.returncode}: {said}"))
+        outcome = Outcome(FAILED, one_line(said))
     return outcome
 
 
@@ -275,17 +282,6 @@ def _start(row: Language, program: bytes, job: dict[str, str], limits: Limits) -
     told = json.dumps(job).encode("ascii") if row.run in (RUN_NODE, RUN_PHP) else b""
     files = {} if told else {"program": program}
     return Command(arguments, limits, files, told, folders, environment, first == PROGRAM, NATIVE)
-
-
-def _outcome(done: Finished, nonce: str, limits: Limits) -> Outcome:
-    if (exceeded := limit_exceeded(done.ending, limits)) is not None:
-        return exceeded
-    if done.succeeded and nonce.encode() in done.stdout:
-        return Outcome(PASSED)
-    if done.succeeded:
-        return Outcome(FAILED, "the program ended before the tests did")
-    said = (_lines(done.stderr or done.stdout) or ["a test failed"])[0]
-    return Outcome(FAILED, one_line(said if said.startswith(NOT_COMPILED) else f"exit code {done.returncode}: {said}"))
 
 
 def _filled(template: str, words: dict[str, str]) -> str:
