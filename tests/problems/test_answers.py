@@ -48,17 +48,16 @@ ANSWERS = {
 }
 
 
-@needs_sandbox
-@pytest.mark.parametrize("name", ANSWERS)
-def test_answers_are_read(name: str) -> None:
-    outcome = run_tests(ADD, ANSWERS[name], limits=LONG)
-    assert outcome.passed, outcome
+# A body and another function, raw and not stopped: the first function counts, as in other harnesses.
+WRONG = ["", "pass", "I cannot help.", "```python\n```", "def sub(a, b): return a + b", f"    return 0\n\n{FUNCTION}"]
+ANSWERS["begins anew"] = f"{BODY}\ndef add(a, b):\n    return 0\n"
 
 
 @needs_sandbox
-@pytest.mark.parametrize("answer", ["", "pass", "I cannot help.", "```python\n```", "def sub(a, b): return a + b"])
-def test_answers_without_a_solution_fail(answer: str) -> None:
-    assert run_tests(ADD, answer, limits=LONG).status == "failed"
+@pytest.mark.parametrize("answer", [*ANSWERS.values(), *WRONG], ids=[*ANSWERS, *WRONG])
+def test_answers_are_read(answer: str) -> None:
+    outcome = run_tests(ADD, answer, limits=LONG)
+    assert outcome.status == ("failed" if answer in WRONG else "passed"), outcome
 
 
 def test_reading_takes_linear_time() -> None:
@@ -75,13 +74,6 @@ def test_blocks_and_the_first_reading_which_is_prompt_and_completion() -> None:
     assert fenced_blocks("```a\n1\n```\n2\n```\n3\n```") == ["1", "3"]
     assert fenced_blocks("x `y` ```not a fence``` z") == []
     assert fenced_blocks("code\n```\n") == ["code"]
-
-
-@needs_sandbox
-def test_a_body_stays_the_answer_when_the_model_begins_anew() -> None:
-    """Raw, and not stopped: the first function counts, as in other harnesses."""
-    assert run_tests(ADD, f"{BODY}\ndef add(a, b):\n    return 0\n", limits=LONG).passed
-    assert not run_tests(ADD, f"    return 0\n\n{FUNCTION}", limits=LONG).passed
 
 
 def test_programs_are_code_and_prose_is_none() -> None:

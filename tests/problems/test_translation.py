@@ -45,11 +45,7 @@ def test_prompts_name_the_languages() -> None:
 
 
 def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
-    for rows, message in (
-        ([{"id": 1, "src": "a", "ref": "b"}] * 2, "two rows have the id '1'"),
-        ([{"src": "a", "ref": "b"}, {"src": "a", "reff": "b"}], r"row 2 has no field 'ref'; it has 'src', 'reff'"),
-    ):
-        with pytest.raises(DataError, match=message):
-            read_pairs(write(tmp_path / "pairs.jsonl", rows), "test", "src", "ref")
+    with pytest.raises(DataError, match="two rows have the id '1'"):
+        read_pairs(write(tmp_path / "pairs.jsonl", [{"id": 1, "src": "a", "ref": "b"}] * 2), "test", "src", "ref")
     with pytest.raises(DataError, match=r"no field 'src'; it has 'en', 'de', 'fr': name one with --source-field"):
         translation.find_fields(write(tmp_path / "many.jsonl", [{"en": "a", "de": "b", "fr": "c"}]))
