@@ -37,7 +37,7 @@ class LoadedSubject:
 
 
 class CheckpointSubject:
-    """Loads its model when a task first needs it, so that resuming an evaluation that is complete loads nothing."""
+    """Loads its model when a task first needs it: scoring what is generated needs none."""
 
     def __init__(self, name: str, options: EvalOptions) -> None:
         self.options, self.checkpoint = options, Checkpoint.find(name)
