@@ -11,6 +11,7 @@ import torch
 from ebft import EBFTConfig
 from ebft.config.data import ModelConfig
 from ebft.config.method import MethodConfig
+from ebft.config.training import RLVRSettings, SFTSettings
 from ebft.errors import ConfigError
 from ebft.runtime import processes
 
@@ -19,6 +20,10 @@ ON_CPU: dict[str, Any] = {"output_dir": "o", "use_cpu": True}
 
 def train(**settings: Any) -> EBFTConfig:
     return EBFTConfig(**ON_CPU, **settings)
+
+
+def rlvr(**settings: Any) -> RLVRSettings:
+    return RLVRSettings(**ON_CPU, **settings)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +42,11 @@ def train(**settings: Any) -> EBFTConfig:
         (train, {"deepspeed": "zero.json"}, "deepspeed is not supported; use fsdp=full_shard"),
         (train, {"metric_for_best_model": "eval_loss"}, "is no metric of validation; there is cross_entropy, .*"),
         (train, {"fsdp": True, "fsdp_config": {"version": 1}}, "use fsdp=full_shard or shard_grad_op alone"),
+        (SFTSettings, {"output_dir": "o", "max_length": 1}, "max_length=1 must be at least 2"),
+        (rlvr, {"generations": 1}, "generations=1 must be at least 2"),
+        (rlvr, {"max_new_tokens": 0}, "must be at least 1"),
+        (rlvr, {"reward_timeout": 0}, "must be at least 0.1"),
+        (rlvr, {"kl_coefficient": -0.1}, "must be at least 0"),
         (train, {"fsdp": True, "eval_tasks": ["humaneval"]}, "with eval_tasks is not supported"),
     ],
 )

@@ -61,13 +61,14 @@ class EBFTConfig(MethodConfig, TrainingArguments):
     ddp_timeout: int = option(1800, "seconds after which a process gives up on another one that does not answer")
 
     trains_in_fp16: ClassVar[bool] = False
+    smallest: ClassVar[Values] = {}  # of a baseline's own settings
     sharding: str | None = field(default=None, init=False, repr=False)  # what fsdp asks for, once it is checked
 
     def __post_init__(self) -> None:
         MethodConfig.__post_init__(self)
         counts = ["per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"]
         counts += ["rollout_batch_size", "eval_tasks_every", "early_stopping_patience"]
-        check(self, EBFTConfig, **dict.fromkeys(counts, 1), learning_rate=0)
+        check(self, EBFTConfig, **dict.fromkeys(counts, 1), learning_rate=0, **self.smallest)
         unseen = self.early_stopping_patience is not None and self.eval_strategy in ("no", False)
         refused = {"early_stopping_patience without evaluations": unseen, "max_steps=0": self.max_steps == 0}
         refused["fp16=true"] = self.fp16 and bool(self.fsdp or not self.trains_in_fp16)
@@ -134,6 +135,7 @@ class EBFTConfig(MethodConfig, TrainingArguments):
 @dataclass
 class SFTSettings(EBFTConfig):
     trains_in_fp16: ClassVar[bool] = True  # by TRL and transformers, which scale the loss before they differentiate
+    smallest: ClassVar = {"max_length": 2}
 
     max_length: int = option(2048, "tokens of a training sequence; longer documents are cut")
     pack_training: bool = option(False, "several documents in a training sequence; otherwise one, as TRL does")
@@ -151,6 +153,8 @@ class SFTSettings(EBFTConfig):
 @dataclass
 class RLVRSettings(EBFTConfig):
     trains_in_fp16: ClassVar[bool] = True
+    smallest: ClassVar = {"generations": 2, "generation_temperature": 0.01, "kl_coefficient": 0, "reward_timeout": 0.1}
+    smallest |= dict.fromkeys(("max_new_tokens", "max_prompt_tokens", "reward_workers"), 1)
 
     rewards: list[str] = option([], "what rewards add up: unit_tests, bleu, or module:function of your own")
     reward_weights: list[float] = option([], "weights of the rewards, one each; default: 1")
