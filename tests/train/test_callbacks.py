@@ -36,6 +36,16 @@ def test_the_best_checkpoint_is_the_best(tmp_path: Path) -> None:
     assert results_of(tmp_path)["after"][name] == pytest.approx(seen[best], rel=1e-5)
 
 
+def test_the_limit_spares_the_best_checkpoint_and_those_at_powers_of_two(tmp_path: Path) -> None:
+    trainer = EBFTTrainer(small_model(), config(tmp_path, save_total_limit=1, save_log_spaced=True), counting_text())
+    trainer.on_train_begin()
+    trainer.state.best_model_checkpoint = str(tmp_path / "checkpoint-3")
+    for trainer.state.global_step in range(2, 8):
+        trainer.checkpoint.mkdir()
+        trainer.on_save()
+    assert sorted(p.name for p in tmp_path.glob("*/")) == [f"checkpoint-{step}" for step in (2, 3, 4, 7)]
+
+
 @pytest.mark.parametrize(
     ("values", "greater", "threshold", "since"),
     [
