@@ -16,14 +16,14 @@ import numpy as np
 from pooled import shown
 
 from ebft.runtime.files import read_jsonl
-from ebft.studies.statistics import Corpus, CorpusMetric, difference
+from ebft.studies.statistics import Corpus, difference
 
 TESTS = {
     "WMT22": Path("runs/replication/translation/evaluations"),
     "Multi30k": Path("runs/replication/translation-multi30k/evaluations"),
 }
 SFT = "sft-packed,learning_rate=2e-05"
-METRICS: tuple[CorpusMetric, ...] = ("bleu", "chrf")
+METRICS = ("bleu", "chrf")
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
         print(f"{test}, {metric}: {mine} less {other}: {one.value:+.2f}, p {shown(one.p)}")
 
 
-def _corpus(folder: Path, metric: CorpusMetric) -> Corpus:
+def _corpus(folder: Path, metric: str) -> Corpus:
     rows = sorted(read_jsonl(folder / "translation.greedy.scores.jsonl"), key=lambda row: int(row["task_id"]))
     return Corpus(metric, np.array([row[f"{metric}_statistics"] for row in rows]))
 

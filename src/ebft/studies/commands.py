@@ -111,9 +111,9 @@ def _rows(plan: Plan) -> list[Json]:
     rows: list[Json] = []
     for row in [*(plan.bases if plan.study.evaluation else ()), *plan.study.rows]:
         final, shown = plan.final.get(row.name), named("", row.values).replace("=", " ").replace(",", ", ")
-        given = {"title": f"{row.method} ({shown})" if shown else row.method, "values": row.values}
-        given |= {"kind": {"train": "ebft"}.get(row.command, row.command), "method": row.method}
-        given |= {"after": methods.get(row.needs.get("model", "")), "chosen": final[0].chosen if final else {}}
+        given: Json = {"title": f"{row.method} ({shown})" if shown else row.method}
+        given |= {"kind": {"train": "ebft"}.get(row.command, row.command), "chosen": final[0].chosen if final else {}}
+        given["after"] = methods.get(row.needs.get("model", ""))
         models = [model(row.name)] if final is None else [model(run.name, run) for run in final]
         rows.append({**given, "models": models})
     return rows

@@ -19,7 +19,7 @@ from ebft.errors import ConfigError
 from ebft.evaluate.tables import by_problem, is_scored
 from ebft.method.measures import NAMES, Record, SumsAndCounts, differences, sums_by_metric
 from ebft.runtime.files import Json, read_json, read_jsonl
-from ebft.studies.statistics import Corpus, CorpusMetric, Measured, measured
+from ebft.studies.statistics import Corpus, Measured, measured
 from ebft.studies.study import last_error
 
 Scores = dict[str, Measured | Corpus]  # by `<task> <metric>`
@@ -145,7 +145,8 @@ class Model:
 
     @property
     def state(self) -> str:
-        return "finished" if self.run is not None and self.run.finished else "; ".join(self.problems)
+        is_finished = self.run is not None and self.run.finished
+        return "finished" if is_finished else "; ".join(self.problems) or "not finished"
 
 
 @dataclass
@@ -168,6 +169,8 @@ class Evidence:
     def __post_init__(self) -> None:
         """Numbers are put together only if they were measured on the same data in the same way."""
         self.models = [model for row in self.rows for model in row.models]
+        # The first run of each row, by its title.
+        self.runs = {row.title: m.run for row in self.rows for m in row.models[:1] if m.run is not None}
         known = [model.run for model in self.models if model.run is not None and model.run.validation is not None]
         # The run that most others were validated like.
         self.reference = max(known, key=lambda run: sum(not validated_apart(run, one) for one in known), default=None)
@@ -296,9 +299,8 @@ def _scores_of_task(task: str, entry: Json, folder: Path, seed: int | None) -> S
         items = tuple(row["task_id"] for row in rows)
         for name in [name for name in scores if name.startswith("greedy_") and rows]:
             score = name.removeprefix("greedy_")
-            if score in ("bleu", "chrf"):
-                metric: CorpusMetric = "bleu" if score == "bleu" else "chrf"
-                scores[name] = Corpus(metric, np.array([row[f"{score}_statistics"] for row in rows]), seed, items)
+            if f"{score}_statistics" in rows[0]:
+                scores[name] = Corpus(score, np.array([row[f"{score}_statistics"] for row in rows]), seed, items)
             elif score in rows[0]:
                 scores[name] = _mean({(row["task_id"], ""): row[score] for row in rows}, seed)
         return scores

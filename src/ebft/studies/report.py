@@ -40,15 +40,14 @@ def write(study: str, output: str | None = None, paper: bool = False) -> Report:
     _check_place(place, PAGE)
     metrics, manifest = tables.main_metrics(evidence), evidence.manifest
     others = [metric for metric in evidence.metrics if metric not in metrics]
-    trained = [(row, model) for row in evidence.rows if row.kind != "base" for model in row.models]
     caption = "of a single run they say nothing about training again."
     every = [
         tables.metrics_table(evidence, metrics, "main", "Main results", caption),
         *(tables.paper_tables(manifest.get("paper")) if paper else ()),
         tables.differences_table(evidence, metrics),
         tables.metrics_table(evidence, others, "other-metrics", "Other metrics", "not tested."),
-        tables.settings_table({row.title: m.run for row in evidence.rows for m in row.models[:1] if m.run is not None}),
-        tables.costs_table([({"method": row.title, "seed": m.seed, "state": m.state}, m.run) for row, m in trained]),
+        tables.settings_table(evidence),
+        tables.costs_table(evidence),
     ]
     every = [table for table in every if len(table.cells)]
     for part in (place / TABLES, place / FIGURES):
@@ -142,21 +141,19 @@ def compare(folders: Sequence[str], output: str, axis: str = "steps", names: Seq
     place = Path(output).expanduser()
     _check_place(place, NUMBERS)
     evidence = read_runs(place, folders, names)
-    runs = {row.title: model.run for row in evidence.rows for model in row.models if model.run is not None}
-    metrics, figure = validation_metrics(runs.values()), figures.training_figure(evidence, axis)
+    metrics, figure = validation_metrics(evidence.runs.values()), figures.training_figure(evidence, axis)
     if not metrics or figure is None:
         raise ConfigError(f"these runs have not logged validation metrics over {axis} yet; wait, or use --x steps")
-    state = {True: "finished", False: "not finished"}
     every = [
-        tables.validation_table(runs, metrics),
+        tables.validation_table(evidence, metrics),
         tables.differences_table(evidence, [f"{VALIDATION} {metric}" for metric in metrics]),
-        tables.costs_table([({"run": n, "method": r.method, "state": state[r.finished]}, r) for n, r in runs.items()]),
-        tables.settings_table(runs),
+        tables.costs_table(evidence),
+        tables.settings_table(evidence),
     ]
     every = [table for table in every if len(table.cells)]
     place.mkdir(parents=True, exist_ok=True)
-    first = next(iter(runs.values()))
-    numbers = {name: run.numbers(metrics, first) for name, run in runs.items()}
+    first = next(iter(evidence.runs.values()))
+    numbers = {name: run.numbers(metrics, first) for name, run in evidence.runs.items()}
     write_json(place / NUMBERS, json_ready({"runs": numbers, "notes": evidence.notes}))
     (place / PNG).write_bytes(figures.saved(figure, "png"))
     page: Json = {"title": "Runs compared", "notes": evidence.notes, "tables": every}

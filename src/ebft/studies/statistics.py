@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist, fmean, variance
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,6 @@ LEVEL = 0.95
 _ENUMERATED = 12  # with so few items, signs are enumerated
 DRAWS = 10_000  # no p-value of a bootstrap is below one in so many, and reports correct for dozens of tests
 SEED = 12345  # sacrebleu's default
-CorpusMetric = Literal["bleu", "chrf"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +50,7 @@ class Measured:
 class Corpus:
     """The translations of one model, as a corpus score sees them."""
 
-    metric: CorpusMetric
+    metric: str  # bleu or chrf
     statistics: np.ndarray  # [sentences, numbers that sacrebleu adds up]
     seed: int | None = None  # None: nothing was trained
     items: tuple[object, ...] = ()
@@ -115,10 +114,8 @@ def same_items(*sides: Runs) -> bool:
     return all(sides) and all(run.items and run.items == runs[0].items for run in runs)
 
 
-def difference(mine: Runs, other: Runs, largest: float = math.inf) -> Summary:
-    """`mine` minus `other`, on the same items. Runs with the same seeds are paired.
-
-    largest: that it can be, such as 1 of rates."""
+def difference(mine: Runs, other: Runs) -> Summary:
+    """`mine` minus `other`, on the same items. Runs with the same seeds are paired."""
     from scipy.stats import t
 
     value = fmean(run.value for run in mine) - fmean(run.value for run in other)
@@ -131,7 +128,7 @@ def difference(mine: Runs, other: Runs, largest: float = math.inf) -> Summary:
         by_run = [[run.value - theirs[run.seed] for run in mine]]
     spread, freedom = _combined(of_items, items - 1, by_run)
     p = math.nan
-    if (interval := _interval(value, spread, freedom, largest)) is not None:
+    if (interval := _interval(value, spread, freedom)) is not None:
         far = abs(value) / math.sqrt(spread) if spread else math.inf
         p = 1.0 if value == 0 else max(2 * float(t.sf(far, freedom)), least)
     return Summary(value, interval, p, items, min((len(found) for found in seeds if found), default=0))
@@ -173,13 +170,13 @@ def _combined(of_items: float, freedom: float, by_run: Sequence[Sequence[float]]
     return total, total**2 / math.fsum(part**2 / degrees for part, degrees in parts)
 
 
-def _interval(value: float, spread: float, freedom: float, largest: float = math.inf) -> Interval | None:
+def _interval(value: float, spread: float, freedom: float) -> Interval | None:
     from scipy.stats import t
 
     if math.isnan(spread) or math.isnan(value):
         return None
     half = float(t.ppf((1 + LEVEL) / 2, freedom)) * math.sqrt(spread)
-    return Interval(max(value - half, -largest), min(value + half, largest))
+    return Interval(value - half, value + half)
 
 
 def sign_flip_p(differences: Sequence[float] | np.ndarray) -> float:
@@ -206,27 +203,21 @@ def bootstrap_p(value: float, drawn: np.ndarray) -> float:
 
 @cache  # a row of a report is compared with several others
 def draws(corpus: Corpus, times: int = DRAWS) -> np.ndarray:
-    """The score of each corpus that is drawn from this one."""
-    counts = _counts(len(corpus.statistics), times)
-    return np.array([_score(corpus.metric, drawn @ corpus.statistics) for drawn in counts])
-
-
-@cache
-def _counts(sentences: int, times: int) -> np.ndarray:
-    """How often each sentence is in each draw: the same for all models."""
-    random = np.random.default_rng(SEED)
+    """The score of each corpus that is drawn from this one: the same sentences for all models."""
+    random, sentences = np.random.default_rng(SEED), len(corpus.statistics)
     drawn = (random.integers(sentences, size=sentences) for _ in range(times))
-    return np.stack([np.bincount(places, minlength=sentences).astype(np.uint16) for places in drawn])
+    counts = (np.bincount(places, minlength=sentences) for places in drawn)
+    return np.array([_score(corpus.metric, count @ corpus.statistics) for count in counts])
 
 
 @cache
-def _formula(metric: CorpusMetric) -> Any:
+def _formula(metric: str) -> Any:
     from sacrebleu.metrics import BLEU, CHRF
 
     return {"bleu": BLEU, "chrf": CHRF}[metric]()  # how sentences were tokenised is in their statistics
 
 
-def _score(metric: CorpusMetric, sums: np.ndarray) -> float:
+def _score(metric: str, sums: np.ndarray) -> float:
     # It has no public name; the standard errors of `ebft eval` use it too.
     return float(_formula(metric)._compute_score_from_stats(sums.tolist()).score)
 

@@ -242,11 +242,6 @@ class Job:
         return shlex.join(["ebft", *self.arguments])
 
     @property
-    def models(self) -> set[str | None]:
-        """Those that it loads: the final ones of other runs, perhaps."""
-        return {self.settings["model"], self.settings.get("feature_model")}
-
-    @property
     def state(self) -> str:
         """For people."""
         if self.finished:
@@ -317,7 +312,7 @@ class Plan:
         """What could run now and has not: evaluations first, so that a study that is stopped has some whole results."""
         first = sorted(self.unfinished, key=lambda job: isinstance(job, Run))
         missing = {str(run.output) for run in self.runs if not run.finished}
-        return [job for job in first if not missing & job.models]
+        return [job for job in first if not missing & {job.settings["model"], job.settings.get("feature_model")}]
 
     def _add(self, row: Row) -> list[Run]:
         """Its runs as far as they are known; returns those to report."""

@@ -14,7 +14,7 @@ from ebft.config.method import ONLY_EBFT
 from ebft.method import measures
 from ebft.method.measures import smaller_is_better, with_error
 from ebft.runtime.files import Json, read_json
-from ebft.studies.evidence import AXES, VALIDATION, Evidence, Row, Run
+from ebft.studies.evidence import AXES, VALIDATION, Evidence, Row
 from ebft.studies.statistics import Interval, Measured, Summary, difference, holm, same_items, summarise
 
 if TYPE_CHECKING:
@@ -112,11 +112,6 @@ def short_name(metric: str) -> str:
     return name_of(metric).replace("cross-entropy", "CE")
 
 
-def is_rate(metric: str) -> bool:
-    """A share of problems, between 0 and 1."""
-    return "pass@" in metric or metric.endswith(("empty", "cut", "no_code"))
-
-
 # ---- values and tests ----------------------------------------------------------------------------------------------
 
 
@@ -142,8 +137,8 @@ def tested(pairs: Sequence[tuple[str, Row, Row]]) -> list[Test]:
     """With p-values by Holm's method over all of them."""
     found = []
     for metric, row, other in pairs:
-        mine, theirs, largest = row.scores(metric), other.scores(metric), 1.0 if is_rate(metric) else math.inf
-        found.append(difference(mine, theirs, largest) if same_items(mine, theirs) else None)
+        mine, theirs = row.scores(metric), other.scores(metric)
+        found.append(difference(mine, theirs) if same_items(mine, theirs) else None)
     adjusted = holm([math.nan if one is None else one.p for one in found])
     return [Test(*pair, one, p) for pair, one, p in zip(pairs, found, adjusted, strict=True)]
 
@@ -153,7 +148,8 @@ def summary_of(row: Row, metric: str) -> Summary | None:
     scores = row.scores(metric)
     if len({score.items for score in scores}) > 1:  # seeds that were measured on other items vary as a whole
         scores = [Measured(score.value, seed=score.seed) for score in scores]
-    return summarise(scores, is_rate(metric)) if scores else None
+    is_rate = "pass@" in metric or metric.endswith(("empty", "cut", "no_code"))  # a share of problems
+    return summarise(scores, is_rate) if scores else None
 
 
 def main_metrics(evidence: Evidence) -> list[str]:
@@ -185,15 +181,15 @@ def rankings(evidence: Evidence, metrics: Sequence[str]) -> list[Test]:
 # ---- the tables ----------------------------------------------------------------------------------------------------
 
 
-def validation_table(runs: Mapping[str, Run], metrics: Sequence[str]) -> Table:
+def validation_table(evidence: Evidence, metrics: Sequence[str]) -> Table:
     """What was measured during training: first, best and last."""
-    rows = []
-    for key, name in itertools.product([*(f"eval_{metric}" for metric in metrics), "reward"], runs):
-        entries = runs[name].measured(key) if key != "reward" or runs[name].method == "rlvr" else []
+    rows, keys = [], [*(f"eval_{metric}" for metric in metrics), "reward"]
+    for key, (name, run) in itertools.product(keys, evidence.runs.items()):
+        entries = run.measured(key) if key != "reward" or run.method == "rlvr" else []
         if entries:
             best = (min if smaller_is_better(key) else max)(entries, key=lambda entry: entry[key])
             texts = [with_error(entry[key], entry.get(f"{key}_se")) for entry in (entries[0], best, entries[-1])]
-            row = {"run": name, "method": runs[name].method, "metric": name_of(key.removeprefix("eval_"))}
+            row = {"run": name, "method": run.method, "metric": name_of(key.removeprefix("eval_"))}
             row |= {"first": texts[0], "best": texts[1], "best at": str(best["step"]), "last": texts[2]}
             # The best model may have been loaded after the last step.
             rows.append({**row, "last at": str(entries[-1].get("model_step", entries[-1]["step"]))})
@@ -242,28 +238,29 @@ def paper_tables(task: str | None) -> list[Table]:
         "and FM: cross-entropy and feature-matching loss on its validation data; ws.: after a warm start."
     )
     with files("ebft.studies").joinpath("paper_numbers.csv").open(encoding="utf-8") as lines:
-        every = {
-            str(name): rows.dropna(axis=1).drop(columns="task") for name, rows in pd.read_csv(lines).groupby("task")
-        }
+        of_tasks = pd.read_csv(lines, index_col="task").groupby("task")
+    every = {str(name): rows.dropna(axis=1).to_dict("records") for name, rows in of_tasks}
     return [
-        Table(f"paper-{name.replace('_', '-')}", f"The paper's own numbers: {name}", rows.to_dict("records"), caption)
-        for name, rows in every.items()
-        if task not in every or name == task
+        Table(f"paper-{name.replace('_', '-')}", f"The paper's own numbers: {name}", every[name], caption)
+        for name in ([task] if task in every else every)
     ]
 
 
-def costs_table(runs: Sequence[tuple[Mapping[str, Cell], Run | None]]) -> Table:
-    """runs: what each is called, and itself."""
-    costs: list[tuple[Mapping[str, Cell], Json]] = [(names, run.total_costs() if run else {}) for names, run in runs]
-    columns = (*AXES.values(), ("spent/generated_tokens", "generated"))
-    rows = [{**names, **{title: of.get(key) for key, title in columns}} for names, of in costs]
+def costs_table(evidence: Evidence) -> Table:
+    rows: list[dict[str, Cell]] = []
+    for row in evidence.rows:
+        for model in row.models if row.kind != "base" else ():
+            seed = {} if model.seed is None else {"seed": str(model.seed)}
+            costs = model.run.total_costs() if model.run else {}
+            spent = {title: costs.get(key) for key, title in (*AXES.values(), ("spent/generated_tokens", "generated"))}
+            rows.append({"run": row.title, "method": row.kind, **seed, "state": model.state, **spent})
     return Table("costs", "Runs and what they cost", rows)
 
 
-def settings_table(runs: Mapping[str, Run]) -> Table:
+def settings_table(evidence: Evidence) -> Table:
     """What runs set differently, of what they have in common."""
     settings: dict[str, dict[str, str]] = {}
-    for title, run in runs.items():
+    for title, run in evidence.runs.items():
         found: Json = read_json(run.folder / "resolved.json") or {}
         idle = _OF_EACH_RUN | {*(ONLY_EBFT if run.method != "ebft" else ())}
         given = {name: value for name, value in found.items() if name not in idle}
