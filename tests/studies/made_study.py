@@ -18,21 +18,17 @@ def write_jsonl(file: Path, rows: list[dict[str, Any]]) -> None:
 
 def make_study(folder: Path, gammas: tuple[float, ...] = (), **levels: float) -> Path:
     """levels: the cross-entropy of each method; the feature-matching loss is half of it."""
-    rows: list[dict[str, Any]] = [_row("base", {}, [_model(folder, "base", None, 2.0)])]
+    rows = [{"title": "base", "kind": "base", "models": [_model(folder, "base", None, 2.0)]}]
     for kind, level in (levels or {"sft": 1.0, "ebft": 0.5, "rlvr": 1.5}).items():
         for gamma in gammas if kind == "ebft" and gammas else (None,):
             values = {} if gamma is None else {"alpha": gamma, "gamma": gamma}
             name = ",".join([kind, *(f"{key}={value:g}" for key, value in values.items())])
             models = [_model(folder, name, seed, level + (gamma or 0), kind) for seed in (0, 1)]
-            rows.append(_row(kind, values, models))
+            shown = ", ".join(f"{key} {value:g}" for key, value in values.items())
+            rows.append({"title": f"{kind} ({shown})" if shown else kind, "kind": kind, "models": models})
     manifest = {"study": f"a study {NASTY}", "command": ["ebft", "study", "run", "study.yaml"], "rows": rows}
     (folder / "study.json").write_text(json.dumps(manifest))
     return folder
-
-
-def _row(kind: str, values: dict[str, Any], models: list[dict[str, Any]]) -> dict[str, Any]:
-    title = kind if not values else f"{kind} ({', '.join(f'{k} {v:g}' for k, v in values.items())})"
-    return {"title": title, "kind": kind, "method": kind, "values": values, "models": models}
 
 
 def _model(folder: Path, name: str, seed: int | None, level: float, kind: str = "base") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ebft.errors import ConfigError
 from ebft.studies import figures, report
 from ebft.studies.report import Report
 from tests.imports import imports_torch
-from tests.studies.made_runs import make_run
+from tests.studies.conftest import make_run
 
 
 def compared(tmp_path: Path, *runs: object, **options: Any) -> Report:

@@ -164,9 +164,9 @@ class TestWhatIsMissing:
             ("logs/evaluate-sft,seed=0.log", "$ x\nebft: no\n", "its evaluation failed, and the numbers are of one"),
         ],
     )
-    def test_what_is_broken_is_said(self, study: Path, file: str, text: str | None, words: str) -> None:
+    def test_what_is_broken_is_said(self, study: Path, file: str, text: str, words: str) -> None:
         (study / "logs").mkdir()
-        (study / file).unlink() if text is None else (study / file).write_text(text)
+        (study / file).write_text(text)
         evidence = read_study_folder(study)
         (note,) = evidence.notes
         assert re.match(f"sft, seed 0: {words}", note)

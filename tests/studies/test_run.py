@@ -130,12 +130,8 @@ def test_points_of_a_sweep_are_skipped_resumed_and_tried_again(recipe: Path, tmp
     printed = capsys.readouterr()
     assert "3 training runs (3 of 5 epochs) and 0 evaluations, 1 of them finished" in printed.err
     assert "run_name=fail: failed (exit code 2): this point fails" in printed.err
-    states = [line.split()[1] for line in printed.out.splitlines() if line.startswith("run_name=")]
-    assert states[:3] == ["finished", "finished", "failed:"]
     assert (tmp_path / "out" / "compare" / "compare.html").exists()
-    assert sweep(recipe, *arguments, "--max_steps", 7) == 1  # a finished point whose recipe has changed is resumed
-    of_good = attempts(tmp_path / "out" / "run_name=good")
-    assert [attempt.get("command", "end") for attempt in of_good] == ["sft", "end"] * 2
+    assert [attempt.get("command", "end") for attempt in attempts(tmp_path / "out" / "run_name=good")] == ["sft", "end"]
     with locked(tmp_path / "out" / "sweep.lock"):
         assert sweep(recipe, *arguments) == 2
     assert sweep(recipe, *arguments, "--per-gpu", 0) == sweep(recipe, *arguments, "--slurm", "time=1") == 2

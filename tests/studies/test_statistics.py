@@ -48,11 +48,7 @@ class TestOneSeed:
         found = measured(mine)
         assert found.value == pytest.approx(ratio_of_sums(*mine).mean)
         assert np.nansum(found.pulls) == pytest.approx(0, abs=1e-7)
-        if (
-            all(a or b for a, b in zip(mine.counts, other.counts, strict=True))
-            and all(mine.counts)
-            and all(other.counts)
-        ):
+        if all(mine.counts) and all(other.counts):
             theirs = paired_difference(mine, other)
             between = difference([found], [measured(other)])
             t = stats.t.ppf(0.975, len(rows) - 1)
@@ -71,11 +67,6 @@ class TestFewItems:
     def test_three_equal_differences_are_no_certainty(self) -> None:
         found = difference([of([1.0, 1.0, 1.0])], [of([0.0, 0.0, 0.0])])
         assert found.p == 0.25  # two of eight patterns of signs
-
-    def test_one_item_says_nothing(self) -> None:
-        found = difference([of([1.0])], [of([0.0])])
-        assert found.interval is None
-        assert math.isnan(found.p)
 
     def test_no_difference_is_none(self) -> None:
         assert difference([of([0.0, 1.0])], [of([0.0, 1.0])]).p == 1.0
