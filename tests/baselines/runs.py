@@ -16,27 +16,10 @@ from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
 needs_trl = pytest.mark.skipif(find_spec("trl") is None, reason="needs trl")
 
 ROWS = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}, and that is all"} for a in range(6) for b in range(6)]
-SETTINGS: dict[str, Any] = {
-    "context_length": 48,
-    "answer_only": False,
-    "horizon": 4,
-    "stride": 4,
-    "samples": 3,
-    "per_device_train_batch_size": 4,
-    "max_steps": 4,
-    "logging_steps": 1,
-    "save_steps": 2,
-    "samples_every": 2,
-    "eval_strategy": "steps",
-    "eval_steps": 2,
-    "validation_split": 0.2,
-    "prompt_separator": "",
-    "validation_sequences": 4,
-    "learning_rate": 1e-3,
-    "warmup_steps": 0,
-    "use_cpu": True,
-    "disable_tqdm": True,
-}
+SETTINGS: dict[str, Any] = dict(context_length=48, answer_only=False, horizon=4, stride=4, samples=3, samples_every=2)
+SETTINGS |= dict(per_device_train_batch_size=4, max_steps=4, learning_rate=1e-3, warmup_steps=0, logging_steps=1)
+SETTINGS |= dict(save_steps=2, eval_strategy="steps", eval_steps=2, validation_split=0.2, validation_sequences=4)
+SETTINGS |= dict(prompt_separator="", use_cpu=True, disable_tqdm=True)
 
 
 def write_rows(file: Path, rows: list[Any]) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +29,7 @@ from ebft.data.packing import (
 from ebft.data.row_format import Document, RowFormat, encode
 from ebft.errors import DataError
 from ebft.runtime import processes
+from tests.baselines.runs import write_rows
 from tests.tiny_tokenizer import PAD, byte_tokenizer
 
 PAD_TOKEN = 999
@@ -182,14 +182,9 @@ def test_an_epoch_has_every_row_once_on_all_processes_together(
 ROWS = [{"text": text, "body": text.upper()} for text in ("one", "two", "three", "four", "five")]
 
 
-def write(file: Path, rows: list[dict[str, str]]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return file
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return write(tmp_path / "rows.jsonl", ROWS)
+    return write_rows(tmp_path / "rows.jsonl", ROWS)
 
 
 def texts(store: TokenStore) -> list[str]:
@@ -205,7 +200,10 @@ def test_a_store_holds_what_encode_gives_for_every_row(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     rows = [{"prompt": "a" * n, "completion": "b" * (7 - n)} for n in range(1, 7)]
     documents = [encode(row, tokenizer) for row in rows]
-    for store in tokenize_source(str(write(tmp_path / "qa.jsonl", rows)), tokenizer), tokenize_rows(rows, tokenizer):
+    for store in (
+        tokenize_source(str(write_rows(tmp_path / "qa.jsonl", rows)), tokenizer),
+        tokenize_rows(rows, tokenizer),
+    ):
         assert len(store) == len(rows)
         assert store.lengths.tolist() == [len(d.tokens) for d in documents]
         assert store.tokens.tolist() == [token for d in documents for token in d.tokens]
@@ -230,7 +228,7 @@ def test_the_key_changes_with_everything_the_tokens_depend_on(file: Path, cache:
     for chosen, options in [*ways, (byte_tokenizer(pad=PAD), {})]:  # padding does not matter
         tokenize_source(str(file), chosen, **options)
     assert [path.stat().st_ctime_ns for path in stores(cache)] == made, "nothing is tokenised again"
-    write(file, [{"text": "eno"}, *ROWS[1:]])  # of the same size
+    write_rows(file, [{"text": "eno"}, *ROWS[1:]])  # of the same size
     assert texts(tokenize_source(str(file), byte_tokenizer()))[0] == "eno"
 
 

@@ -20,13 +20,9 @@ from ebft.data import rows
 from ebft.data.rows import TOY_SIZES, check_source, contents, read_rows
 from ebft.errors import DataError
 from ebft.problems.catalog import load_problems
+from tests.baselines.runs import write_rows
 
 ROWS = [{"prompt": "1+1=", "completion": "2"}, {"prompt": 'a "quoted"\nline', "completion": "é, ü"}]
-
-
-def write_jsonl(file: Path, rows: list[Any]) -> Path:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return file
 
 
 def read(source: Path | str, split: str = "train") -> list[dict[str, Any]]:
@@ -35,7 +31,7 @@ def read(source: Path | str, split: str = "train") -> list[dict[str, Any]]:
 
 def test_json_and_parquet(tmp_path: Path) -> None:
     for suffix in ("jsonl", "ndjson", "json"):
-        assert read(write_jsonl(tmp_path / f"rows.{suffix}", ROWS)) == ROWS
+        assert read(write_rows(tmp_path / f"rows.{suffix}", ROWS)) == ROWS
     file = tmp_path / "rows.jsonl"
     file.write_text('{"text": "a"}\n\n  \n{"text": "b"}', encoding="utf-8-sig")  # with a byte order mark
     assert read(file) == [{"text": "a"}, {"text": "b"}]
@@ -64,7 +60,7 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     assert [row["text"] for row in read(tmp_path)] == ["a.txt", "b.txt", "inner/c.txt"]
     for name in ("train-0001", "train-0000", "test_a", "training"):
-        write_jsonl(tmp_path / f"{name}.jsonl", [{"text": name}])
+        write_rows(tmp_path / f"{name}.jsonl", [{"text": name}])
     assert [row["text"] for row in read(tmp_path, "train")] == ["train-0000", "train-0001"]
     assert [row["text"] for row in read(tmp_path, "test")] == ["test_a"]
     with pytest.raises(DataError, match="no files of the split 'validation'; there is 'train', 'test'"):
@@ -121,14 +117,14 @@ def test_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_contents_change_with_the_text_and_the_files_of_the_split(tmp_path: Path) -> None:
-    file = write_jsonl(tmp_path / "train.jsonl", ROWS)
+    file = write_rows(tmp_path / "train.jsonl", ROWS)
     first = contents(str(file))
     os.utime(file, ns=(1, 1))
-    write_jsonl(tmp_path / "validation.jsonl", ROWS)
+    write_rows(tmp_path / "validation.jsonl", ROWS)
     assert contents(str(tmp_path)) == first, "copied or moved"
-    write_jsonl(tmp_path / "train-1.jsonl", ROWS)
+    write_rows(tmp_path / "train-1.jsonl", ROWS)
     assert contents(str(tmp_path)) != first
-    write_jsonl(file, ROWS[1:])
+    write_rows(file, ROWS[1:])
     assert contents(str(file)) != first
     assert contents("stdlib-code") == ["stdlib-code", sys.version]
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,18 +29,9 @@ STEPS = 6
 @pytest.fixture(scope="module")
 def recipe(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("user")
-    settings = dict(
-        gamma=0.1,
-        feature_source="average",
-        feature_decay=0.9,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        learning_rate=1e-4,
-        adam_epsilon=1e-4,
-        max_steps=STEPS,
-        eval_strategy="no",
-        validation_split=6,
-    )
+    settings: dict[str, Any] = dict(gamma=0.1, feature_source="average", feature_decay=0.9, validation_split=6)
+    settings |= dict(per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-4)
+    settings |= dict(adam_epsilon=1e-4, max_steps=STEPS, eval_strategy="no")
     return write_recipe(home, tiny, sums, **settings)
 
 

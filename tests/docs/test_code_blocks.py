@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -28,19 +27,14 @@ from ebft.config import evaluation
 from ebft.config.recipe import TRAINING, field_types
 from ebft.config.settings import Parser, typed
 from ebft.config.training import EBFTConfig
-from tests.baselines.runs import make_model
+from tests.baselines.runs import write_rows
+from tests.problems.rows import HUMANEVAL
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SUMS = [(a, b) for a in range(9) for b in range(9)]
 ANSWER = "all together, as anybody can count on two hands or more."
 ROWS = [{"prompt": f"{a} and {b} are ", "completion": f"{a + b}, {ANSWER}"} for a, b in SUMS]
-HUMANEVAL = {
-    "task_id": "HumanEval/0",
-    "prompt": "def one():\n",
-    "entry_point": "one",
-    "test": "def check(candidate):\n    assert candidate() == 1\n",
-}
 # What a page's Python may take for granted.
 GIVEN = """
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -82,11 +76,6 @@ SETTINGS = [block for page in PAGES for block in blocks(page, "yaml") if not blo
 OF_TRAINING = {**field_types("sft"), **field_types("rlvr")}
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
 @pytest.fixture
 def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """No run makes more than one step, whatever a page says."""
@@ -100,13 +89,13 @@ def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def workshop(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None, one_step: None) -> Path:
+def workshop(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None, one_step: None) -> Path:
     """A folder with the files that pages talk about. Models of the hub are folders of that name, and tiny."""
     monkeypatch.chdir(tmp_path)
     for name in ("path/or/name", "HuggingFaceTB/SmolLM2-135M-Instruct", "cache/models/smollm2-135m", "runs/mine/final"):
-        shutil.copytree(model, tmp_path / name)
-    (tmp_path / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    (tmp_path / "HumanEval.jsonl").write_text(json.dumps(HUMANEVAL) + "\n")
+        shutil.copytree(tiny, tmp_path / name)
+    write_rows(tmp_path / "my.jsonl", ROWS)
+    write_rows(tmp_path / "HumanEval.jsonl", [HUMANEVAL])
     return tmp_path
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from ebft import cli, loading
@@ -114,19 +113,6 @@ def test_everything_that_is_promised_is_written(run: Run, tmp_path: Path, capfd:
         assert name in table
 
 
-def test_the_same_seed_gives_the_same_numbers(run: Run, tmp_path: Path) -> None:
-    first = metrics(run(tmp_path / "a", "calibration,translation", "--batch-size", 3))
-    assert metrics(run(tmp_path / "b", "calibration,translation")) == first
-    differ = {
-        (task, name)
-        for task, (found, _) in metrics(run(tmp_path / "c", "calibration,translation", "--seed", 1)).items()
-        for name, value in found.items()
-        if value != first[task][0][name]
-    }
-    assert {("calibration", "cfm"), ("translation", "best_of_4_chrf")} <= differ
-    assert not {("calibration", "cross_entropy"), ("translation", "greedy_chrf")} & differ
-
-
 @pytest.mark.parametrize(("batches", "left"), [(2, "calibration"), (7, "translation.samples")])
 def test_stopped_and_started_again(batches: int, left: str, run: Run, tmp_path: Path, monkeypatch: Any) -> None:
     whole = run(tmp_path / "whole", "calibration,translation")
@@ -170,25 +156,6 @@ def test_what_is_generated_needs_no_model_and_what_is_other_is_refused(
     run(out, "translation", models=copied, code=2)
     results = run(out, "translation", "--seed", 2, "--overwrite", models=copied)
     assert results["tasks"]["translation"]["metrics"] != both["tasks"]["translation"]["metrics"]
-
-
-def test_an_adapter_is_evaluated_on_its_base(run: Run, model: Path, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    base: Any = AutoModelForCausalLM.from_pretrained(model)
-    adapted = get_peft_model(base, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False))
-    adapted.save_pretrained(tmp_path / "adapter")
-    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
-    byte_tokenizer(pad=END).save_pretrained(tmp_path / "merged")
-    adapter, merged = (
-        run(tmp_path / f"of-{name}", "calibration,translation", "--feature-model", model, models=(tmp_path / name,))
-        for name in ("adapter", "merged")
-    )
-    for task, entry in merged["tasks"].items():
-        for name, value in entry["metrics"].items():
-            found = adapter["tasks"][task]["metrics"][name]["value"]
-            assert found == pytest.approx(value["value"], rel=1e-3, abs=1e-4)
-    features = [results["tasks"]["calibration"]["features"]["weights"] for results in (adapter, merged)]
-    assert features[0] == features[1]
 
 
 def test_models_share_a_table_a_plot_and_a_space_and_differences_are_paired(

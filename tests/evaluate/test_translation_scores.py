@@ -34,7 +34,6 @@ COMMANDS = {
     "bleu": (GUESSES, [REFERENCES], "bleu", "", "nrefs:1"),
     "chrf": (GUESSES, [REFERENCES], "chrf", "", "nrefs:1"),
     "several references": (GUESSES, [REFERENCES, SECOND], "bleu", "", "nrefs:2"),
-    "a code": (CHINESE[1], [CHINESE[0]], "bleu", "zh", "tok:zh"),
     "a name": (CHINESE[1], [CHINESE[0]], "bleu", "Chinese", "tok:zh"),
 }
 

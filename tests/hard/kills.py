@@ -9,12 +9,10 @@ alone: the same weights, bit for bit, the same metrics; of `eval` and `score` ev
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -23,19 +21,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from tests.baselines.runs import ROWS, make_model, write_rows
+from ebft import cli
+from tests import killed_runs
+from tests.baselines.runs import ROWS, make_model, write_recipe, write_rows
+from tests.distributed import group
 from tests.hard import options
 from tests.problems.rows import HUMANEVAL
 
-SETTINGS: dict[str, Any] = {
-    "context_length": 48, "horizon": 4, "stride": 4, "samples": 3, "gamma": 0.1,
-    "answer_only": False, "per_device_train_batch_size": 4,
-    "max_steps": 9, "logging_steps": 1, "save_steps": 3, "save_total_limit": 2, "samples_every": 0,
-    "eval_strategy": "steps", "eval_steps": 4, "validation_split": 0.2, "validation_sequences": 4,
-    "learning_rate": 1e-3, "warmup_steps": 0, "use_cpu": True, "disable_tqdm": True,
-}  # fmt: skip
+SETTINGS = {"gamma": 0.1, "max_steps": 9, "save_steps": 3, "save_total_limit": 2, "samples_every": 0, "eval_steps": 4}
 RLVR = {"rewards": "bleu", "generations": 4, "max_new_tokens": 3}
 ROWS_OF = {"score": 40, "eval": 24}  # completions
 CASES = ["train", "train on 2", "sft", "rlvr", "eval", "score", "sweep"]
@@ -54,10 +47,10 @@ def commands(folder: Path) -> dict[str, list[str]]:
     evaluate += " --no-greedy --max-new-tokens 4 --batch-size 2 --prompt-style raw"
     found = {"score": ["score", *score.split()], "eval": ["eval", *evaluate.split()]}
     for case in set(CASES) - set(found):
-        settings = {**SETTINGS, "model": str(model), "dataset": str(rows), **(RLVR if case == "rlvr" else {})}
-        settings["per_device_train_batch_size"] //= processes_of(case)
-        recipe = folder / f"{case}.yaml".replace(" ", "-")
-        recipe.write_text(yaml.safe_dump(settings))
+        settings = {**SETTINGS, "per_device_train_batch_size": 4 // processes_of(case)}
+        own = folder / case.replace(" ", "-")
+        own.mkdir()
+        recipe = write_recipe(own, model, rows, **settings, **(RLVR if case == "rlvr" else {}))
         more = ["--set", "gamma=0,0.1", "--jobs", "2"] if case == "sweep" else ["--resume"]
         found[case] = [case.split()[0], "--config", str(recipe), "--output_dir", "OUTPUT", *more]
     return found
@@ -82,59 +75,32 @@ def outcome(case: str, output: Path) -> Any:
 
 def metrics(run: Path) -> list[dict[str, Any]]:
     """Without what depends on the clock. A run that is resumed after its last step measures once more: the same."""
-    entries = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    clock = ("second", "time", "runtime", "num_tokens")  # TRL counts the last from where a run was resumed
-    kept = [{k: v for k, v in e.items() if not any(w in k for w in clock)} for e in entries if "train_loss" not in e]
+    entries = killed_runs.metrics(run)
+    kept = [{k: v for k, v in e.items() if k != "num_tokens"} for e in entries]  # which TRL counts from a resume on
     return [entry for place, entry in enumerate(kept) if entry not in kept[:place]]
 
 
-# ---- processes, forked from one that has imported everything --------------------------------------------------------
-
-
-def _child(environment: dict[str, str], log: Path, arguments: list[str]) -> None:
-    os.setsid()
-    os.environ.update(environment)
-    with log.open("a") as output:
-        for number in (1, 2):
-            os.dup2(output.fileno(), number)
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
-    from ebft import cli
-
-    sys.exit(cli.main(arguments))
+def work(arguments: list[str]) -> int:
+    os.setsid()  # so that all it starts can be ended with it
+    return cli.main(arguments)
 
 
 def start(case: str, command: list[str], output: Path, log: Path) -> list[Any]:
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.hard.preload"])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    group, size = [], processes_of(case)
-    for rank in range(size):
-        environment = {"EBFT_CACHE": str(output.parents[1] / "cache"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        if size > 1:
-            ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            environment |= {name: str(value) for name, value in ranks.items()}
-        group.append(
-            context.Process(
-                target=_child, args=(environment, log, [word.replace("OUTPUT", str(output)) for word in command])
-            )
-        )
-        group[-1].start()
-    return group
+    variables = {"EBFT_CACHE": str(output.parents[1] / "cache"), "HF_HUB_OFFLINE": "1"}
+    words = [word.replace("OUTPUT", str(output)) for word in command]
+    return group.start([log] * processes_of(case), work, words, variables=variables)
 
 
-def wait(group: list[Any], seconds: float, log: Path) -> list[int]:
+def wait(started: list[Any], seconds: float, log: Path) -> list[int]:
     deadline = time.monotonic() + seconds
-    for process in group:
+    for process in started:
         process.join(max(0.0, deadline - time.monotonic()))
-    hanging = [process for process in group if process.is_alive()]
+    hanging = [process for process in started if process.is_alive()]
     for process in hanging:
         os.killpg(process.pid, signal.SIGKILL)
         process.join()
     assert not hanging, f"it hangs: {log.read_text()[-2000:]}"
-    return [process.exitcode for process in group]
+    return [process.exitcode for process in started]
 
 
 def trial(case: str, number: signal.Signals, moment: float, folder: Path, command: list[str], expected: Any) -> bool:
@@ -142,17 +108,17 @@ def trial(case: str, number: signal.Signals, moment: float, folder: Path, comman
     output = Path(tempfile.mkdtemp(dir=folder)) / "run"
     log = output.with_name("log")
     log.touch()  # also if it is ended before it says anything
-    group = start(case, command, output, log)
+    started = start(case, command, output, log)
     time.sleep(moment)
-    for process in group if number == signal.SIGTERM or case == "sweep" else group[-1:]:
+    for process in started if number == signal.SIGTERM or case == "sweep" else started[-1:]:
         if process.is_alive():
             os.kill(process.pid, number)
-    if number == signal.SIGKILL and len(group) > 1:
+    if number == signal.SIGKILL and len(started) > 1:
         # The rest waits for it, for minutes if it had not joined yet. A launcher would end them, and so do we.
-        group[0].join(20)
-        for process in group:
+        started[0].join(20)
+        for process in started:
             process.kill()
-    ended = wait(group, 120, log)
+    ended = wait(started, 120, log)
     if number == signal.SIGTERM:
         assert set(ended) <= {0, 75, -15}, f"{ended}: {log.read_text()[-2000:]}"
         assert "Traceback" not in log.read_text(), log.read_text()[-2000:]

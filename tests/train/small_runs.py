@@ -37,23 +37,9 @@ def counting_text(
 
 
 def config(output: Path, **changes: Any) -> EBFTConfig:
-    settings: dict[str, Any] = dict(
-        output_dir=str(output),
-        use_cpu=True,
-        context_length=T,
-        answer_only=False,
-        horizon=4,
-        stride=4,
-        samples=4,
-        per_device_train_batch_size=8,
-        learning_rate=1e-3,
-        warmup_steps=0,
-        max_steps=4,
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-        samples_every=0,
-    )
+    settings: dict[str, Any] = dict(context_length=T, answer_only=False, horizon=4, stride=4, samples=4, max_steps=4)
+    settings |= dict(output_dir=str(output), use_cpu=True, per_device_train_batch_size=8, learning_rate=1e-3)
+    settings |= dict(warmup_steps=0, logging_steps=1, save_strategy="no", disable_tqdm=True, samples_every=0)
     return EBFTConfig(**{**settings, **changes})
 
 

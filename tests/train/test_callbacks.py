@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from ebft import EBFTTrainer
-from tests.baselines.runs import ROWS, metrics_of, results_of, run, write_recipe
+from tests.baselines.runs import ROWS, metrics_of, results_of, run, write_recipe, write_rows
 from tests.models import tiny_model
 from tests.tiny_tokenizer import END, VOCABULARY, byte_tokenizer
 from tests.train.small_runs import config, counting_text, small_model
@@ -82,9 +81,8 @@ def test_a_run_stops_early_and_a_resumed_one_counts_on(tiny: Path, sums: Path, t
 class TestTasks:
     @pytest.fixture
     def options(self, tmp_path: Path) -> dict[str, Any]:
-        pairs, rows = tmp_path / "pairs.jsonl", tmp_path / "rows.jsonl"
-        pairs.write_text("".join(json.dumps({"de": f"Haus {n}", "en": f"house {n}"}) + "\n" for n in range(3)))
-        rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        pairs = write_rows(tmp_path / "pairs.jsonl", [{"de": f"Haus {n}", "en": f"house {n}"} for n in range(3)])
+        rows = write_rows(tmp_path / "rows.jsonl", ROWS)
         translation = {"translation_data": str(pairs), "source_field": "de", "target_field": "en", "samples": 2}
         anchors = {"context_length": 32, "horizon": 4, "stride": 4, "answer_only": False}
         more = {"rollouts": 2, "sequences": 100, "profile_lengths": [1, 4], "profile_stride": 8, "max_new_tokens": 4}

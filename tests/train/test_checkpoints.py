@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -25,16 +25,9 @@ STEPS = 8
 
 @pytest.fixture(scope="module")
 def recipe(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    settings = dict(
-        gamma=0.1,
-        feature_source="average",
-        feature_decay=0.9,
-        gradient_accumulation_steps=2,
-        max_steps=STEPS,
-        save_total_limit=2,
-        eval_steps=3,
-        validation_split=8,
-        samples_every=0,
+    settings: dict[str, Any] = dict(gamma=0.1, feature_source="average", feature_decay=0.9, max_steps=STEPS)
+    settings |= dict(
+        gradient_accumulation_steps=2, save_total_limit=2, eval_steps=3, validation_split=8, samples_every=0
     )
     return write_recipe(tmp_path_factory.mktemp("user"), tiny, sums, **settings)
 

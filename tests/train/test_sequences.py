@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from ebft.config.recipe import load_recipe
 from ebft.data.packing import SequenceDataset
 from ebft.errors import DataError
 from ebft.train.sequences import load_data, look_at_lengths
+from tests.baselines.runs import write_rows
 from tests.models import tiny_model
 from tests.test_iteration import dataset
 from tests.tiny_tokenizer import PAD, byte_tokenizer
@@ -27,9 +27,8 @@ def load(folder: Path, *sources: list[Any], held_out: list[str] | None = None, *
     """Sources of rows, or of texts; a document a row."""
     given: dict[str, Any] = {**GIVEN, "packing": False, "dataset": []}
     for number, rows in enumerate([*sources, *([held_out] if held_out else [])]):
-        file = folder / f"{number}.jsonl"
-        file.write_text("".join(json.dumps(r if isinstance(r, dict) else {"text": r}) + "\n" for r in rows))
-        given["dataset"].append(str(file))
+        whole = [row if isinstance(row, dict) else {"text": row} for row in rows]
+        given["dataset"].append(str(write_rows(folder / f"{number}.jsonl", whole)))
     if held_out:
         given["validation_dataset"] = given["dataset"].pop()
     return load_data(load_recipe(None, {**given, **settings}), TOKENIZER)

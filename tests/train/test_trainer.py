@@ -35,22 +35,12 @@ def test_a_model_learns(tmp_path: Path) -> None:
 
 def test_accumulated_micro_batches_and_gradient_checkpointing_change_nothing(tmp_path: Path) -> None:
     results = []
-    for batch, accumulation, at_once, checkpointing in (
-        (8, 1, None, False),
-        (2, 4, None, True),
-        (4, 2, 3, False),
-    ):
-        args = config(
-            tmp_path / f"{batch}-{at_once}-{checkpointing}",
-            per_device_train_batch_size=batch,
-            gradient_accumulation_steps=accumulation,
-            rollout_batch_size=at_once,
-            gradient_checkpointing=checkpointing,
-            gamma=0.1,
-            document_masks=True,
-            optim="sgd",  # Adam's first steps are signs of gradients, which rounding flips where they are near zero
-            learning_rate=0.1,
-        )
+    for batch, accumulation, at_once, checkpointing in (8, 1, None, False), (2, 4, None, True), (4, 2, 3, False):
+        sizes = dict(per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation)
+        sizes |= dict(rollout_batch_size=at_once, gradient_checkpointing=checkpointing)
+        # Adam's first steps are signs of gradients, which rounding flips where they are near zero.
+        changes = dict(gamma=0.1, document_masks=True, optim="sgd", learning_rate=0.1)
+        args = config(tmp_path / f"{batch}-{at_once}-{checkpointing}", **sizes, **changes)
         trainer = EBFTTrainer(small_model(), args, counting_text())
         trainer.train()
         log = [entry for entry in trainer.state.log_history if "reward" in entry]
