@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from ebft.config.evaluation import EvalOptions
-from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore, collate
-from ebft.data.row_format import Document
+from ebft.data.packing import SequenceDataset, collate
 from ebft.evaluate.calibration import measure_sequences
 from ebft.iteration import make_layout
 from ebft.method.measures import TEMPERATURES, differences, estimates, metric_at
 from ebft.method.sampling import sequence_seeds
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import rollout
-from tests.models import VOCABULARY, tiny_model
+from tests.models import tiny_model
 from tests.plain import Place, places, plain_hidden_states, plain_logits, untouched
+from tests.test_iteration import dataset as dataset_of
 
 END = 7
 LENGTHS = (1, 3, 6)
@@ -32,16 +32,6 @@ Groups = list[tuple[int, list[Place]]]  # of each context: its row, and its roll
 def options(**changes: Any) -> EvalOptions:
     given = dict(context_length=24, horizon=4, stride=4, rollouts=3, profile_lengths=list(LENGTHS), profile_stride=5)
     return EvalOptions.from_values({**given, "seed": 3, **changes})
-
-
-def sequences(documents: list[int]) -> SequenceDataset:
-    """Random tokens in documents of the given lengths; the second half of each is an answer."""
-    generator = torch.Generator().manual_seed(1)
-    made = []
-    for length in documents:
-        tokens = torch.randint(VOCABULARY, (length,), generator=generator).tolist()
-        made.append(Document(tokens, [2 * place >= length for place in range(length)]))
-    return SequenceDataset(DocumentIndex.of(TokenStore.from_documents(made)), 24, True, 0)
 
 
 def measured(
@@ -83,7 +73,7 @@ def plain_feature(network: Any, sequence: Tensor, context: int, length: int, poo
 def test_profile_equals_plain_sequences_and_brute_force_pairs(document_masks: bool, pooling: str) -> None:
     model, network = tiny_model("llama"), tiny_model("llama", seed=9)
     features = FeatureNetwork(copy.deepcopy(network), source="shared", pooling=pooling)
-    dataset, chosen = sequences(DOCUMENTS), options(document_masks=document_masks, feature_pooling=pooling)
+    dataset, chosen = dataset_of(DOCUMENTS), options(document_masks=document_masks, feature_pooling=pooling)
     records = measured(model, features, dataset, chosen)
     plain = untouched(network)
     found = rolled_out(model, dataset, chosen, turn=1, horizon=max(LENGTHS), stride=5)
@@ -110,7 +100,7 @@ def test_profile_equals_plain_sequences_and_brute_force_pairs(document_masks: bo
 
 @pytest.mark.parametrize("document_masks", [False, True], ids=["no-masks", "masks"])
 def test_cross_entropy_equals_plain_sequences(document_masks: bool) -> None:
-    model, dataset = tiny_model("llama"), sequences([15, 20, 22, 12])  # 69 tokens: the last sequence is padded
+    model, dataset = tiny_model("llama"), dataset_of([15, 20, 22, 12])  # 69 tokens: the last sequence is padded
     records = measured(model, FeatureNetwork(model, source="shared"), dataset, options(document_masks=document_masks))
     plain = untouched(model)
     names = [f"{of}log_probs{at}" for of in ("", "answer_") for at in ("", "_temperature_0.5", "_temperature_1.5")]
@@ -148,7 +138,7 @@ def test_cross_entropy_equals_plain_sequences(document_masks: bool) -> None:
 
 @pytest.mark.parametrize("document_masks", [False, True], ids=["no-masks", "masks"])
 def test_what_rollouts_are_like_by_hand(document_masks: bool) -> None:
-    model, dataset = tiny_model("llama"), sequences(DOCUMENTS)
+    model, dataset = tiny_model("llama"), dataset_of(DOCUMENTS)
     chosen = options(document_masks=document_masks, rollout_temperature=0.2, profile_lengths=[])
     records = measured(model, FeatureNetwork(model, source="shared"), dataset, chosen)
     plain = untouched(model)
@@ -172,7 +162,7 @@ def test_what_rollouts_are_like_by_hand(document_masks: bool) -> None:
 
 def test_numbers_do_not_depend_on_the_batch_or_on_what_else_is_measured() -> None:
     model, features = tiny_model("llama").train(), FeatureNetwork(tiny_model("llama", seed=9))
-    dataset = sequences([*DOCUMENTS, 30])
+    dataset = dataset_of([*DOCUMENTS, 30])
     together = measured(model, features, dataset, options(also_at_temperatures=[1.5]), size=5)
     assert model.training
     alone = measured(model, features, dataset, options(also_at_temperatures=[1.5]), size=1)

@@ -84,7 +84,7 @@ def test_what_tests_do_with_programs() -> None:
 
 wire: Any = SimpleNamespace(**runpy.run_path(str(INSIDE / "wire.py")))
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters())
-VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
+VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=6)
 
 
 @given(VALUES)

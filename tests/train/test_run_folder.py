@@ -43,6 +43,7 @@ def used(tmp_path: Path) -> Path:
     checkpoint = tmp_path / "out" / "checkpoint-2"
     checkpoint.mkdir()
     run_folder.mark_complete(checkpoint)
+    (tmp_path / "out" / "results.json").write_text('{"method": "ebft"}')
     return tmp_path / "out"
 
 
@@ -62,6 +63,8 @@ def test_a_folder_that_is_new_or_of_a_run_is_ours(used: Path, tmp_path: Path) ->
     assert not (used / "checkpoint-4").exists()
     (used / "checkpoint-2" / "COMPLETE").unlink()
     assert folder(used).claim(True, "ebft") is None, "from the beginning"
+    (used / "results.json").unlink()
+    assert folder(used).claim(True, "sft") is None, "stopped before its first results"
 
 
 def test_what_may_change_when_a_run_is_resumed(used: Path) -> None:

@@ -97,7 +97,7 @@ class RunFolder:
             words = "already holds a run; choose another folder, or continue it with --resume"
             raise ConfigError(f"output_dir={self.path} {words}")
         batch, before = self.training.rows_per_step, read_json(self.path / RESOLVED_FILE) or {}
-        made_by = (read_json(self.path / RESULTS_FILE) or {}).get("method", "ebft")
+        made_by = (read_json(self.path / RESULTS_FILE) or {}).get("method", method)  # none before it was measured
         last = last_checkpoint(self.path)
         is_sharded = last is not None and (last / sharding.MODEL).is_dir()
         other = other_setting(self.path, self.recipe.given, self.recipe.command, BATCH)
