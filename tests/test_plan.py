@@ -8,19 +8,26 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import Qwen2Config
 
 from ebft import cli, plan
 from ebft.config.recipe import load_recipe
 from ebft.plan_memory import GIB, Run, Shape
-from tests.shapes import SHAPES, shape_folder
 
 pytestmark = pytest.mark.usefixtures("offline")
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+# The shape of Qwen2.5-1.5B, and what is other in 7B.
+SIZES = dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12)
+SIZES |= dict(vocab_size=151936, num_key_value_heads=2, tie_word_embeddings=True)
+LARGE = dict(hidden_size=3584, intermediate_size=18944, num_attention_heads=28)
+LARGE |= dict(vocab_size=152064, num_key_value_heads=4, tie_word_embeddings=False)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shape_folder("Qwen/Qwen2.5-7B", tmp_path_factory.mktemp("shape"))
+    folder = tmp_path_factory.mktemp("shape")
+    Qwen2Config(**{**SIZES, **LARGE}).save_pretrained(folder)
+    return folder
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
@@ -65,7 +72,7 @@ def test_what_gives_up_least_comes_first(
 def test_the_recipes_of_real_models_fit_and_need_what_was_measured(
     recipe: str, card: int, measured: float, which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shape = SHAPES["Qwen/Qwen2.5-1.5B"]().to_dict()
+    shape = Qwen2Config(**SIZES).to_dict()
     if recipe == "qwen-0.5b":
         shape |= {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
     (tmp_path / "config.json").write_text(json.dumps(shape))
