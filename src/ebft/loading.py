@@ -202,7 +202,7 @@ def other_feature_network(
 def tap_settings(config: MethodConfig) -> Values:
     """What of the settings says how features are read off a network."""
     return {
-        "layers": config.feature_taps,
+        "layers": [int(layer) if layer > 1 else layer for layer in config.feature_layers],  # 1: the first; 1.0: all
         "pooling": config.feature_pooling,
         "normalize": config.feature_normalize,
         "backend": config.attention_backend,

@@ -33,7 +33,7 @@ def test_a_shipped_recipe_is_found_from_any_folder_and_a_file_comes_first(
     assert read_values("quickstart")["output_dir"] == "runs/quickstart"
     (tmp_path / "quickstart").write_text("output_dir: mine\n")
     assert read_values("quickstart") == {"output_dir": "mine"}
-    with pytest.raises(ConfigError, match=r"no such recipe: neither a file .*; did you mean 'paper/qa_code'"):
+    with pytest.raises(ConfigError, match=r"no such recipe or study: neither a file .*; did you mean 'paper/qa_code'"):
         find_recipe("qa_code")
 
 

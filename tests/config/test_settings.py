@@ -13,6 +13,7 @@ from ebft.config.method import MethodConfig, settings_that_change
 from ebft.config.recipe import field_types
 from ebft.config.settings import Parser, check, check_name, option, typed
 from ebft.errors import ConfigError
+from ebft.loading import tap_settings
 from ebft.model.features import resolve_taps
 
 
@@ -62,7 +63,7 @@ def test_wrong_types_are_told(kind: Any, value: Any) -> None:
 def test_layers_are_fractions_of_the_depth_or_numbers() -> None:
     for given in ([0.25, 1, 1.0], "0.25,1,1.0", ["0.25", "1", "1.0"]):
         layers = typed("feature_layers", given, field_types()["feature_layers"])
-        taps = MethodConfig(feature_layers=layers).feature_taps
+        taps = tap_settings(MethodConfig(feature_layers=layers))["layers"]
         assert [(type(tap), tap) for tap in taps] == [(float, 0.25), (int, 1), (float, 1.0)]
         assert resolve_taps(taps, 6) == (1, 1, 6), "the first layer, and the last"
 

@@ -73,6 +73,10 @@ def test_accelerate_launch_does_not_wrap_the_model_in_silence(monkeypatch: pytes
         processes.start(train())
     with pytest.raises(ConfigError, match="report_to='tensorbord' is not known or not installed"):
         processes.start(train(report_to="tensorbord"))
+    config = train()
+    monkeypatch.setattr(EBFTConfig, "n_gpu", 4)
+    with pytest.raises(ConfigError, match="one process sees 4 GPUs; start one process per GPU"):
+        processes.start(config)
 
 
 def test_nothing_is_joined_or_set_up_before_a_run_starts(monkeypatch: pytest.MonkeyPatch) -> None:

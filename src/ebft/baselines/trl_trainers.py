@@ -42,7 +42,6 @@ def method(name: str) -> type[Measured]:
 def check(recipe: Recipe) -> None:
     """What no baseline can do, said before a trainer is built."""
     args = recipe.training
-    processes.check_one_gpu(args.n_gpu)
     if args.sharding is not None:
         raise ConfigError("fsdp works with `ebft train` only; leave it out")
     if args.feature_source == "average":

@@ -69,9 +69,7 @@ class MethodConfig:
         if not self.temperature > 0 or self.alpha > 1:
             raise ConfigError(f"temperature={self.temperature} must be above 0, and alpha={self.alpha} at most 1")
         if self.samples < 2 and (self.eval_samples or 1) < 2:
-            raise ConfigError(
-                "samples=1 leaves no unbiased feature-matching loss; set eval_samples=2 (in eval: rollouts)"
-            )
+            raise ConfigError("samples=1 leaves no unbiased feature-matching loss; set eval_samples=2 (eval: rollouts)")
         if self.feature_model is not None and self.feature_source != "auto":
             raise ConfigError("feature_model and feature_source exclude each other; give one of them")
 
@@ -84,8 +82,3 @@ class MethodConfig:
     def leaves_ends_out(self) -> bool:
         """Whether no anchor is where a text ends within a rollout, so that rollouts that end are never right."""
         return self.document_masks and self.anchors == "strided" and not self.short_truths
-
-    @property
-    def feature_taps(self) -> list[float | int]:
-        """`feature_layers` as the feature network takes them: 1 is the first layer, 1.0 the whole depth."""
-        return [int(layer) if layer > 1 else layer for layer in self.feature_layers]

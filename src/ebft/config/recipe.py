@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields
 from inspect import get_annotations
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -152,10 +152,10 @@ def shipped_names() -> list[str]:
     return sorted(file.relative_to(RECIPES).with_suffix("").as_posix() for file in RECIPES.rglob("*.yaml"))
 
 
-def find_recipe(name: str | Path, kind: Literal["recipe", "study"] = "recipe") -> Path:
+def find_recipe(name: str | Path) -> Path:
     """The file of a recipe or study: a path, or else the name of one in the package."""
     path, names = Path(name).expanduser(), shipped_names()
     if not path.is_file() and str(name) not in names:
         near = nearest(str(name), names)
-        raise ConfigError(f"{name}: no such {kind}: neither a file nor one that comes with ebft{near}")
+        raise ConfigError(f"{name}: no such recipe or study: neither a file nor one that comes with ebft{near}")
     return path if path.is_file() else RECIPES / f"{name}.yaml"

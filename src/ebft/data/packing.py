@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 PADDING = -1
 NOTHING = -1  # a row that is not there: only padding, no anchors, no truth tokens
-SAMPLING_STRATEGIES = ("random", "sequential")
 FORMAT_VERSION = 4  # of the files of tokens
 
 
@@ -343,8 +342,8 @@ def compiles_for_sizes(config: TrainingArguments) -> bool:
 
 def train_loader(config: TrainingArguments, dataset: Any) -> DataLoader:
     """This process's part of the batches."""
-    if config.train_sampling_strategy not in SAMPLING_STRATEGIES:
-        raise ConfigError(f"train_sampling_strategy is {' or '.join(SAMPLING_STRATEGIES)} here")
+    if config.train_sampling_strategy not in ("random", "sequential"):
+        raise ConfigError("train_sampling_strategy is random or sequential here")
     order: Any = SequentialSampler(dataset)
     if config.train_sampling_strategy == "random":
         order = SeedableRandomSampler(dataset, data_seed=config.data_seed)  # as accelerate has it in one process

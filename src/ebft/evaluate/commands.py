@@ -160,7 +160,7 @@ def score_samples(options: argparse.Namespace) -> Results:
         asked["languages"] = [language_code(options.language)] if options.language else every
         if len(asked["languages"]) > 1:
             raise DataError(f"{source} has several languages; choose one with --language: {', '.join(every)}")
-    with locked(output.with_name(f"{output.name}.lock"), output):
+    with locked(output.with_name(f"{output.name}.lock")):
         [problems] = problem_sets(task, EvalOptions.from_values({**asked, **given}), options.memory)
         if problems.skipped:
             raise DataError(problems.skipped)
@@ -169,7 +169,7 @@ def score_samples(options: argparse.Namespace) -> Results:
         results |= problems.score(samples, details, [int(k) for k in options.k.split(",")])
         results["metrics"] |= shares_of_kinds(samples, problems.language)
         results["settings"] |= {name: getattr(options, name) for name in ("problems", "samples", "language")}
-        write_json(output, results, indent=2)
+        write_json(output, results)
     for note in results["notes"]:
         logger.warning(note)
     return results

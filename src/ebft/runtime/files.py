@@ -40,8 +40,8 @@ def share_weights(folder: Path) -> None:
         file.chmod(0o666 & ~umask)
 
 
-def write_json(file: Path, value: object, indent: int = 1) -> None:
-    write_text(file, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+def write_json(file: Path, value: object) -> None:
+    write_text(file, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def write_jsonl(file: Path, rows: Iterable[object]) -> None:
@@ -79,9 +79,8 @@ def json_ready(value: object) -> Any:
 
 
 @contextmanager
-def locked(file: Path, guarded: Path | None = None) -> Iterator[None]:
-    """Hold the lock `file`: one writer for its folder, or for `guarded`. The kernel frees it when its holder has ended,
-    also by `kill -9`."""
+def locked(file: Path) -> Iterator[None]:
+    """Hold the lock `file`: one writer for its folder. The kernel frees it when its holder has ended, or was killed."""
     from filelock import FileLock, Timeout  # its import takes longer than all others here
 
     lock = FileLock(file, timeout=float(os.environ.get(LOCK_WAIT) or 0))
@@ -89,7 +88,7 @@ def locked(file: Path, guarded: Path | None = None) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        what = f"{guarded or file.parent} is in use by process {' on '.join(file.read_text().split())}"
+        what = f"{file.parent} is in use by process {' on '.join(file.read_text().split())}"
         raise ConfigError(f"{what}; wait, or choose another place (if that machine is dead, delete {file})") from None
     try:
         file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")

@@ -44,7 +44,7 @@ def shard_model(
 
     dtype: of the gathered weights, which compute. reshard: free a layer's weights after each of its forward passes.
     """
-    _fully_shard(model, layers, device, dtype, reshard, reshard_root=False)
+    shard(model, layers, device, dtype, reshard, reshard_root=False)
     # Of some models hidden states are a view. Nothing here writes into them.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     setattr(model, _DECODE, lambda decoder, **inputs: decoder(**inputs))
@@ -52,17 +52,12 @@ def shard_model(
     call_through(decoder, model)
 
 
-def shard_decoder(decoder: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> None:
-    """Shard a decoder that is called itself and has no head: the frozen feature network."""
-    _fully_shard(decoder, layers, device, None, reshard=True, reshard_root=True)
-
-
 def call_through(decoder: nn.Module, model: nn.Module) -> None:
     """From now on `run_decoder` runs this decoder, or a cut of it, by the sharded model it belongs to."""
     decoder.called_by = getattr(model, _DECODE)
 
 
-def _fully_shard(
+def shard(
     root: nn.Module, layers: Iterable[nn.Module], device: torch.device, dtype: Any, reshard: bool, reshard_root: bool
 ) -> None:
     # Inputs are not cast: with weights in bf16, everything between the layers is in bf16 already, or not for a reason.

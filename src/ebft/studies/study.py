@@ -82,7 +82,7 @@ def read_sweep(file: str | Path | None, overrides: Values, sets: Sequence[str], 
 
 
 def read_study(file: str | Path) -> Study:
-    path = find_recipe(file, "study")
+    path = find_recipe(file)
     given = _keys(read_values(path), _OF_STUDY, str(path))
     if not given["output_dir"] or not given["methods"]:
         raise ConfigError(f"{path}: a study needs `output_dir` and `methods`")

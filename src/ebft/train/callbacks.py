@@ -146,11 +146,8 @@ class Preemption(Callback):
         is_interrupt = self.received == "SIGINT"
         return KeyboardInterrupt() if is_interrupt else Preempted(self.received or "a notice to another process")
 
-    def on_train_begin(self, *_: object, train_dataloader: Any = None, **__: object) -> None:
+    def on_train_begin(self, *_: object, **__: object) -> None:
         self.at_once = False
-        loader = getattr(train_dataloader, "base_dataloader", train_dataloader)  # inside accelerate's
-        if getattr(loader, "num_workers", 0):
-            loader.worker_init_fn = _hear_nothing
 
     def on_step_end(self, *_: object, **__: object) -> None:
         told = torch.tensor(float(self.received is not None), device=self.trainer.args.device)
@@ -164,9 +161,3 @@ class Preemption(Callback):
 
     def on_train_end(self, *_: object, **__: object) -> None:
         self.at_once = (self.trainer.checkpoint / run_folder.MARK).exists()
-
-
-def _hear_nothing(worker: int) -> None:
-    """In processes that load data: a signal to all processes of a job is not for them."""
-    for number in (*NOTICES, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)

@@ -85,7 +85,7 @@ class Networks:
         if self.features.source == "adapter_off":
             sharding.call_through(frozen, base)
         else:
-            sharding.shard_decoder(frozen, decoder_layers(frozen)[1], device)
+            sharding.shard(frozen, decoder_layers(frozen)[1], device, None, reshard=True, reshard_root=True)
         if self.reference is not None:
             shard(self.reference, None, reshard=True)
 

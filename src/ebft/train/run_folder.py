@@ -25,7 +25,7 @@ from ebft.config.recipe import Recipe, as_given
 from ebft.config.settings import Values
 from ebft.data.packing import SequenceDataset
 from ebft.errors import ConfigError
-from ebft.runtime import processes, sharding
+from ebft.runtime import processes
 from ebft.runtime.files import Json, locked, read_json, sha256_of, share_weights, write_json, write_text
 
 logger = logging.getLogger(__name__)
@@ -40,10 +40,10 @@ LOCK_FILE = "run.lock"  # while a process writes here
 MARK = "COMPLETE"  # of a checkpoint
 _AT_ONCE = 8  # files that are read side by side; hashing leaves Python's lock alone
 
-# What may change when a run is resumed: how long, and what it shows and keeps. How a model is sharded may change too;
-# whether it is, the checkpoint says.
+# What may change when a run is resumed: how long, and what it shows and keeps. Not `fsdp`: shards and whole models are
+# not turned into each other on the way.
 _MAY_CHANGE = re.compile(
-    "output_dir|max_steps|num_train_epochs|samples_every|show_prompts|disable_tqdm|report_to|run_name|push_to_hub|fsdp.*|"
+    "output_dir|max_steps|num_train_epochs|samples_every|show_prompts|disable_tqdm|report_to|run_name|push_to_hub|"
     "(log|logging|hub|early_stopping|save|eval|per_device_eval|ddp)_.*"
 )
 # These may change with the number of processes, as long as their product with it stays.
@@ -99,16 +99,12 @@ class RunFolder:
         batch, before = self.training.rows_per_step, read_json(self.path / RESOLVED_FILE) or {}
         made_by = (read_json(self.path / RESULTS_FILE) or {}).get("method", method)  # none before it was measured
         last = last_checkpoint(self.path)
-        is_sharded = last is not None and (last / sharding.MODEL).is_dir()
         other = other_setting(self.path, self.recipe.given, self.recipe.command, BATCH)
         if made_by != method:
             other = f"{self.path} holds a run of {made_by}, not of {method}"
         elif (old := before.get("sequences_per_step", batch)) != batch:
             sizes = f"{old} sequences per step, not {batch} ({' x '.join(BATCH)} x processes)"
             other = f"{self.path} holds a run of {sizes}"
-        elif last is not None and is_sharded != (self.training.sharding is not None):
-            # Shards and whole models are not turned into each other on the way.
-            other = f"{self.path} holds {'shards' if is_sharded else 'a whole model'}, which needs the same fsdp"
         if other is not None:
             raise ConfigError(f"output_dir={other}; resume with the same settings, or choose another folder")
         # What nobody gave stays as the run began: a default may have changed since.
@@ -133,10 +129,8 @@ class RunFolder:
         data = {"documents": len(train_set.index), "tokens": train_set.total_tokens, "checksums": checksums}
         before = read_json(self.path / DATA_FILE)
         if before != data and (before is not None or last_checkpoint(self.path) is not None):
-            what = (
-                f"the dataset has changed since the run in output_dir={self.path} began, or its {DATA_FILE} is broken"
-            )
-            raise ConfigError(f"{what}; put it back, or choose another folder")
+            words = f"began, or its {DATA_FILE} is broken; put it back, or choose another folder"
+            raise ConfigError(f"the dataset has changed since the run in output_dir={self.path} {words}")
         return data
 
     def describe(self, data: Json, prompt_kinds: Sequence[str] = ()) -> None:

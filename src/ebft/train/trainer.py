@@ -76,7 +76,6 @@ class EBFTTrainer(Measured):
     ) -> None:
         self.settings = args = args or EBFTConfig(output_dir="ebft-output")
         processes.start(args)
-        processes.check_one_gpu(args.n_gpu)
         if isinstance(model, str):
             model = fetch.resolve(model)
             processing_class = processing_class or AutoTokenizer.from_pretrained(model)
