@@ -169,7 +169,7 @@ def main() -> int:
             result["rows"].append(row_of(point, report))
             print(describe(result["rows"][-1]), flush=True)
         if args.json is not None:
-            write_json(args.json, result, indent=2)
+            write_json(args.json, result)
     return 0
 
 
