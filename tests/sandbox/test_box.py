@@ -103,17 +103,13 @@ def test_nothing_is_left_running() -> None:
     assert gone(Marked.MARKER)
 
 
-def test_without_bubblewrap_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_bubblewrap_does_not_start_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "bwrap"
     fake.write_text("#!/bin/sh\necho no namespaces >&2\nexit 1\n")
     fake.chmod(0o755)
-    for path, said in (
-        (f"{tmp_path}:{os.environ['PATH']}", "cannot start here .no names"),
-        ("/none", "not found"),
-    ):
-        monkeypatch.setenv("PATH", path)
-        with pytest.raises(SandboxError, match=rf"{said}.*--unsafe-exec"):
-            run_tests(ADD, RIGHT, Sandbox())
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(SandboxError, match=r"cannot start here .no names.*--unsafe-exec"):
+        run_tests(ADD, RIGHT, Sandbox())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
