@@ -4,18 +4,17 @@ and Gemma 3. `from_pretrained(gguf_file=)` would hold all weights in float32, an
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ebft.errors import ConfigError
-from ebft.runtime.machine import available_cores
+from ebft.runtime.files import Json
 from ebft.runtime.messages import progress
 
 if TYPE_CHECKING:
-    import torch
-    from gguf import GGUFReader, ReaderTensor
+    from gguf import GGUFReader
     from transformers import PreTrainedConfig
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
@@ -28,7 +27,6 @@ def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
     import transformers
     from gguf import GGUFReader
     from gguf.quants import dequantize
-    from safetensors.torch import save_file
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
     reader = GGUFReader(gguf)
@@ -49,17 +47,20 @@ def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
     if set(tensors) != set(model.state_dict()) - {"lm_head.weight"}:
         raise ConfigError(f"transformers {transformers.__version__} does not know all tensors of the GGUF file")
 
-    def dequantized(tensor: ReaderTensor) -> torch.Tensor:
-        numbers = dequantize(tensor.data, tensor.tensor_type)
-        numbers = processor.process(weights=numbers, name=tensor.name).weights
-        return torch.tensor(numbers, dtype=getattr(torch, dtype))
-
-    weights = {}
-    with ThreadPoolExecutor(available_cores()) as pool, progress("converting", len(tensors)) as advance:
-        for name, converted in zip(tensors, pool.map(dequantized, tensors.values()), strict=True):
-            weights[name] = converted
+    # Written one by one, in the format of safetensors, since its own function wants all of them in memory at once.
+    header: Json = {"__metadata__": {"format": "pt"}}
+    numbers, end = {"bfloat16": "BF16", "float32": "F32"}[dtype], 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + int(tensor.n_elements) * getattr(torch, dtype).itemsize
+        header[name] = {"dtype": numbers, "shape": tensor.shape[::-1].tolist(), "data_offsets": [begin, end]}
+    head = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file, progress("converting", len(tensors)) as advance:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for tensor in tensors.values():
+            found = dequantize(tensor.data, tensor.tensor_type)
+            found = processor.process(weights=found, name=tensor.name).weights
+            file.write(torch.tensor(found, dtype=getattr(torch, dtype)).view(torch.uint8).numpy().data)
             advance(1)
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     tokenizer = _tokenizer(reader, gguf, config, ends)
     tokenizer.save_pretrained(folder)
     config.save_pretrained(folder)
