@@ -47,6 +47,9 @@ def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
     if set(tensors) != set(model.state_dict()) - {"lm_head.weight"}:
         raise ConfigError(f"transformers {transformers.__version__} does not know all tensors of the GGUF file")
 
+    tokenizer = _tokenizer(reader, gguf, config, ends)
+    tokenizer.save_pretrained(folder)
+    reader.fields.clear()  # every word is an array of its own: half a GB
     # Written one by one, in the format of safetensors, since its own function wants all of them in memory at once.
     header: Json = {"__metadata__": {"format": "pt"}}
     numbers, end = {"bfloat16": "BF16", "float32": "F32"}[dtype], 0
@@ -61,8 +64,6 @@ def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
             found = processor.process(weights=found, name=tensor.name).weights
             file.write(torch.tensor(found, dtype=getattr(torch, dtype)).view(torch.uint8).numpy().data)
             advance(1)
-    tokenizer = _tokenizer(reader, gguf, config, ends)
-    tokenizer.save_pretrained(folder)
     config.save_pretrained(folder)
     # Only what ends a text: an original's temperature and repetition penalty would change what is measured.
     ids = {"bos_token_id": config.bos_token_id, "pad_token_id": config.pad_token_id}
