@@ -41,7 +41,7 @@ def test_unknown_names_and_what_is_required() -> None:
     for given, words in (
         ({"horizen": "1"}, "unknown setting 'horizen' of `ebft train`; did you mean 'horizon'"),
         ({"lr": "1"}, "here it is called 'learning_rate'"),
-        ({"model": ""}, "no model: every run of `ebft train` needs one"),
+        ({"model": ""}, "no model: every run needs one; give --model"),
     ):
         with pytest.raises(ConfigError, match=words):
             load_recipe(None, {"model": "m", "dataset": "rows.jsonl", "output_dir": "out", "use_cpu": True, **given})

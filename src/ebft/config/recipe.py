@@ -112,7 +112,7 @@ def check_given(values: Mapping[str, object], command: str) -> Values:
     given = {name: typed(name, value, types[name]) for name, value in values.items()}
     for name in REQUIRED:
         if name in types and not given.get(name):
-            raise ConfigError(f"no {name}: every run of `ebft {command}` needs one; `ebft {command} --help` tells more")
+            raise ConfigError(f"no {name}: every run needs one; give --{name}, or --config with a recipe that has it")
     return given
 
 

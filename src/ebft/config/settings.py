@@ -145,6 +145,8 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(words, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]
+            if not name.startswith("-"):
+                raise ConfigError(f"what is {name!r}? Name it, as in --config {name} or --model {name}")
             check_name(name, known, "option")
         show_messages(options.__dict__.pop("log_level", "info"))
         return options

@@ -57,7 +57,8 @@ def start(config: TrainingArguments) -> None:
     on_cpu = config.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
     if on_cpu and config.world_size > 1 and "MASTER_ADDR" in os.environ and not dist.is_initialized():
         dist.init_process_group(config.ddp_backend or "gloo", timeout=timedelta(seconds=config.ddp_timeout))
-    if (gpus := config.n_gpu) > 1:  # which sets the device up; transformers would use torch's DataParallel
+    _ = config.device  # set up here, once: it resets what accelerate knows
+    if (gpus := config.n_gpu) > 1:  # transformers would use torch's DataParallel
         ways_out = f"start one process per GPU (--launch {gpus}), or show it only one (CUDA_VISIBLE_DEVICES=0)"
         raise ConfigError(f"one process sees {gpus} GPUs; {ways_out}")
 

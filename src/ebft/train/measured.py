@@ -240,6 +240,8 @@ class Measured(Trainer, TrainerCallback):
 
     def on_train_begin(self, *_: object, **__: object) -> None:
         """A run that is resumed goes on counting; metrics from beyond its checkpoint are dropped."""
+        if not (self.by_command or self.state.global_step) and (self.output / RECIPE_FILE).exists():
+            raise ConfigError(f"{self.output} holds a run of the command; choose another output_dir")
         self.spent.update(read_json(self.checkpoint / COSTS_FILE) or {})
         # The Trainer would delete old checkpoints before the new one is marked.
         self._save_limit, self.args.save_total_limit = self.args.save_total_limit, None

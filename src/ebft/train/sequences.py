@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby, islice
 
@@ -114,9 +115,10 @@ def _look_at_rows(recipe: Recipe) -> None:
         if name != kind and not any(name in row for row in rows):
             there = ", ".join(map(repr, dict.fromkeys(column for row in rows for column in row))) or "none"
             raise DataError(f"{kind}_column={name!r} is in none of the datasets; they have the columns {there}")
-    if recipe.command != "rlvr" and data.prompt_separator is None:
-        standard = map(data.row_format.standard, rows)
-        if row := next((r for r in standard if "prompt" in r and is_glued(r["prompt"], r["completion"])), None):
+    with suppress(DataError):  # of a row without the right columns: it is named when rows are tokenised
+        standard = map(data.row_format.standard, rows if data.prompt_separator is None else ())
+        glued = (r for r in standard if "prompt" in r and is_glued(r["prompt"], r["completion"]))
+        if recipe.command != "rlvr" and (row := next(glued, None)):
             joint = f"{row['prompt'][-20:]}{row['completion'][:20]}"
             ways_out = r"set prompt_separator to ' ' or '\n', or to '' if this is intended"
             warn(f"nothing stands between prompts and answers: the model sees {joint!r}; {ways_out}")
