@@ -61,7 +61,7 @@ def measure_cpu_memory(name: str, settings: Settings) -> int:
     peak = peak_resident_bytes()
     if peak == peak_before:
         print(f"{name}: the iteration stayed below the peak of building the model", file=sys.stderr)
-    return peak - before
+    return max(0, peak - before)  # the kernel counts resident pages in batches: not exact to some hundred kB
 
 
 def resident_bytes() -> int:
