@@ -21,9 +21,9 @@ from ebft.model.features import resolve_taps
 class Settings:
     kind: Literal["last", "none"] = option("last", "which")
     names: list[str] = option(["x"], "some")
-    count: int = option(3, "how many")
+    count: int = option(3, "how many", 1)
     share: float = option(0.5, "how much")
-    limit: int | None = option(None, "at most")
+    limit: int | None = option(None, "at most", 1)
     flag: bool = option(True, "whether")
     layers: list[int | float] = option([], "some")
     made_of: str | dict[str, Any] | None = option(None, "parts")
@@ -69,10 +69,10 @@ def test_layers_are_fractions_of_the_depth_or_numbers() -> None:
 
 
 def test_checks_look_once_at_choices_and_smallest_values() -> None:
-    check(Settings(limit=None), Settings, limit=1, count=3)
+    check(Settings(limit=None, count=1))
     for wrong in ({"kind": "lats"}, {"count": 0}, {"count": float("nan")}):
         with pytest.raises(ConfigError, match=r"did you mean 'last'|must be at least 1"):
-            check(Settings(**wrong), Settings, count=1)  # type: ignore[arg-type]
+            check(Settings(**wrong))  # type: ignore[arg-type]
     Settings().names.append("y")
     assert Settings().names == ["x"], "a default is not shared"
 

@@ -27,7 +27,7 @@ class ModelConfig:
     load_in_4bit: bool = option(False, "keep the base model under an adapter in 4 bits: QLoRA (needs bitsandbytes)")
 
     def __post_init__(self) -> None:
-        check(self, ModelConfig)
+        check(self)
         if (self.lora and self.peft is not None) or (self.load_in_4bit and not self.adapted):
             raise ConfigError("lora=true and peft exclude each other, and load_in_4bit=true needs one of them")
 
@@ -44,10 +44,10 @@ class DataConfig:
     dataset_split: str = option("train", "split of a hub dataset or of a folder with files named by split")
     validation_dataset: str | None = option(None, "where validation rows come from, if not from the dataset")
     validation_dataset_split: str = option("validation", "its split")
-    validation_split: float = option(0.02, "share (below 1) or number of documents held out; 0: no validation")
-    test_split: float = option(0.0, "the same, kept from validation too, for `ebft eval --test-split`; 0: none")
-    validation_sequences: int = option(64, "maximum number of sequences in an evaluation")
-    limit_documents: int | None = option(None, "maximum number of documents to read from each dataset")
+    validation_split: float = option(0.02, "share (below 1) or number of documents held out; 0: no validation", 0)
+    test_split: float = option(0.0, "the same, kept from validation too, for `ebft eval --test-split`; 0: none", 0)
+    validation_sequences: int = option(64, "maximum number of sequences in an evaluation", 1)
+    limit_documents: int | None = option(None, "maximum number of documents to read from each dataset", 1)
     split_seed: int = option(0, "seed of the split and of mixtures")
     text_column: str = option("text", "column of plain text")
     prompt_column: str = option("prompt", "column of prompts")
@@ -57,7 +57,7 @@ class DataConfig:
     prompt_separator: str | None = option(None, "where there is no whitespace: '\\n' ends prompts, ' ' begins answers")
 
     def __post_init__(self) -> None:
-        check(self, DataConfig, validation_split=0, test_split=0, validation_sequences=1, limit_documents=1)
+        check(self)
         self.prompt_template = self.prompt_template and with_escapes(self.prompt_template)
         self.prompt_separator = self.prompt_separator and with_escapes(self.prompt_separator)
 

@@ -46,14 +46,14 @@ class EvalOptions:
     output: str = option("", "folder for results.json, results.md, generations and plots")
     compare: list[str] = option([], "instead of evaluating: folders with results.json, for one table and one plot")
     like: str | None = option(None, "output folder of a run: its final model, and calibration as it validated")
-    limit: int | None = option(None, "use only the first N problems of each task")
+    limit: int | None = option(None, "use only the first N problems of each task", 1)
     seed: int = option(0, "seed of all samples and rollouts")
 
     greedy: bool = option(True, "also one completion at temperature 0")
-    samples: int = option(16, "completions per prompt at the temperature; 0: greedy only")
-    temperature: float = option(0.6, "temperature of the samples")
+    samples: int = option(16, "completions per prompt at the temperature; 0: greedy only", 0)
+    temperature: float = option(0.6, "temperature of the samples", 0)
     top_p: float | None = option(None, "sample from the smallest set of tokens with this probability")
-    max_new_tokens: int | None = option(None, "longest completion; default: 512 for code, 256 for translation")
+    max_new_tokens: int | None = option(None, "longest completion; default: 512 for code, 256 for translation", 1)
     prompt_style: Literal["auto", "raw", "chat"] = option("auto", "raw, or by the chat template; auto: if there is one")
     system_prompt: str | None = option(None, "what a chat begins with")
     too_long: Literal["error", "truncate"] = option("error", "a prompt beyond the model's context: error, or truncate")
@@ -63,8 +63,8 @@ class EvalOptions:
     mbpp: str = option("google-research-datasets/mbpp:full", "MBPP: JSONL file or hub name")
     multipl_e: str = option("nuprl/MultiPL-E", "MultiPL-E: hub name, or a folder with humaneval-LANGUAGE.jsonl files")
     languages: list[Language] = option(list(LANGUAGES), "languages of MultiPL-E")
-    workers: int | None = option(None, "programs run at once; default: one per core")
-    timeout: float | None = option(None, "seconds a program may run; default: each task's own")
+    workers: int | None = option(None, "programs run at once; default: one per core", 1)
+    timeout: float | None = option(None, "seconds a program may run; default: each task's own", 0.1)
     score: bool = option(True, "run the programs; --no-score only generates, for `ebft score OUTPUT` elsewhere")
     unsafe_exec: bool = option(False, "run programs without a sandbox if there is none: at your own risk")
 
@@ -82,14 +82,14 @@ class EvalOptions:
     calibration_data: str | None = option(None, "file, folder, hub name or built-in (stdlib-functions, ...)")
     calibration_split: str = option("validation", "its split")
     held_out: float = option(0.0, "only the documents that training with this validation_split held out; 0: all")
-    sequences: int = option(128, "maximum number of sequences")
+    sequences: int = option(128, "maximum number of sequences", 1)
     feature_model: str | None = option(None, "the frozen feature network; default: the first model, as it says")
     profile_lengths: list[int] = option(list(LENGTHS), "completion lengths of the profile, as far as they fit; or none")
-    profile_stride: int = option(64, "tokens between the profile's anchors, at most half a context")
+    profile_stride: int = option(64, "tokens between the profile's anchors, at most half a context", 1)
     also_at_temperatures: list[float] = option([], "further temperatures of the feature-matching loss, such as 1.0")
-    calibration_batch_size: int = option(4, "sequences at once")
+    calibration_batch_size: int = option(4, "sequences at once", 1)
 
-    batch_size: int | None = option(None, "completions generated at once; default: 16 on a CPU, on a GPU what fits")
+    batch_size: int | None = option(None, "completions generated at once; default: 16 on a CPU, on a GPU what fits", 1)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option("auto", "auto: bfloat16 on a GPU, else float32")
     device: str = option("auto", "auto, cpu, cuda, cuda:1, ...")
     trust_remote_code: bool = option(False, "run code that comes with a model from the hub")
@@ -103,8 +103,7 @@ class EvalOptions:
     def __post_init__(self) -> None:
         if self.prompt_template is not None and self.tasks and "translation" not in self.tasks:
             raise ConfigError("prompt_template is translation's; calibration has --calibration-prompt-template")
-        counts = ("limit", "sequences", "batch_size", "calibration_batch_size", "workers", "max_new_tokens")
-        check(self, EvalOptions, **dict.fromkeys((*counts, "profile_stride"), 1), samples=0, temperature=0, timeout=0.1)
+        check(self)
         if min(self.also_at_temperatures, default=1) <= 0 or not (self.samples or self.greedy):
             raise ConfigError("also_at_temperatures must be above 0, and samples too, unless greedy is true")
         context = self.method.context_length

@@ -29,16 +29,16 @@ def settings_that_change(*kinds: str) -> tuple[str, ...]:
 
 @dataclass
 class MethodConfig:
-    context_length: int = option(1024, "T: tokens of a sequence")
-    horizon: int = option(8, "G: tokens of a rollout")
-    stride: int = option(8, "s: tokens between anchors")
-    samples: int = option(4, "n: rollouts from every anchor")
+    context_length: int = option(1024, "T: tokens of a sequence", 1)
+    horizon: int = option(8, "G: tokens of a rollout", 1)
+    stride: int = option(8, "s: tokens between anchors", 1)
+    samples: int = option(4, "n: rollouts from every anchor", 1)
     temperature: float = option(0.6, "sampling temperature of the rollouts, and of their log-probs")
     anchors: Anchors = option("strided", "strided: every `stride` tokens; answer_start: whole answers (long horizon)")
     whitening: Whitening = option("reference", "the reward: none, plain, paper, both, truth, reference (as released)")
-    alpha: float = option(1.0, "weight of the diversity term in the reward, 0 to 1")
-    gamma: float = option(0.0, "weight of next-token cross-entropy beside feature matching")
-    kl_weight: float = option(0.0, "weight of the KL divergence from the model at the start (beta in TRL); 0 is off")
+    alpha: float = option(1.0, "weight of the diversity term in the reward, 0 to 1", 0)
+    gamma: float = option(0.0, "weight of next-token cross-entropy beside feature matching", 0)
+    kl_weight: float = option(0.0, "weight of the KL divergence from the model at the start (beta in TRL); 0 is off", 0)
     answer_only: bool = option(True, "anchors and targets only in completions, assistant turns and plain text")
     document_masks: bool = option(False, "a token sees only its own document, and completions end at end tokens")
     short_truths: bool = option(False, "with document_masks, also anchors near ends: without, models unlearn to end")
@@ -53,13 +53,12 @@ class MethodConfig:
     packing: bool = option(True, "documents one after the other; otherwise one document a row, padded")
     attention_backend: Backend = option("auto", "auto, sdpa, or flex (CUDA)")
     trees: bool = option(True, "compute what completions have in common once: the same numbers, to rounding")
-    eval_samples: int | None = option(None, "rollouts per anchor in evaluation; default: samples")
-    eval_seed: int = option(0, "seed of the rollouts in evaluation, the same at every step")
+    eval_samples: int | None = option(None, "rollouts per anchor in evaluation; default: samples", 1)
+    eval_seed: int = option(0, "seed of the rollouts in evaluation, the same at every step", 0)
 
     def __post_init__(self) -> None:
         """What would go wrong only after the first rollouts, or without a word."""
-        positive = dict.fromkeys(("context_length", "horizon", "stride", "samples", "eval_samples"), 1)
-        check(self, MethodConfig, **positive, alpha=0, gamma=0, kl_weight=0, eval_seed=0)
+        check(self)
         strided, longest = self.anchors == "strided", self.context_length - self.stride
         if strided and self.horizon > longest:
             fits = f"does not fit in context_length={self.context_length}; use horizon<={longest}, or a longer context"

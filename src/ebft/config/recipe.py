@@ -23,7 +23,7 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 TRAINING = ("train", "sft", "rlvr")  # the commands that train
 REQUIRED = ("model", "dataset", "output_dir", "rewards")
 # Of transformers' settings, those that most runs set: the others do not show in the help.
-_COMMON = """output_dir gradient_accumulation_steps max_steps max_grad_norm bf16 gradient_checkpointing log_level seed
+_COMMON = """output_dir max_steps max_grad_norm bf16 gradient_checkpointing log_level seed
     eval_strategy eval_steps save_strategy save_steps load_best_model_at_end metric_for_best_model use_cpu"""
 
 

@@ -34,11 +34,12 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", list:
 _YES_NO = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def option(default: object, help: str) -> Any:
-    """A field of a dataclass of settings."""
+def option(default: object, help: str, least: float | None = None) -> Any:
+    """A field of a dataclass of settings. least: the smallest value that it may have."""
+    about = {"help": help, "least": least}
     if isinstance(default, list | dict):
-        return field(default_factory=default.copy, metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+        return field(default_factory=default.copy, metadata=about)
+    return field(default=default, metadata=about)
 
 
 def default_of(f: Setting) -> Any:
@@ -54,17 +55,17 @@ def types_of(cls: type) -> Values:
     return {f.name: hints[f.name] for f in fields(cls) if f.init}
 
 
-def check(settings: object, cls: type, **smallest: float) -> None:
-    """Settings that `cls` itself declares with choices hold those, and these, where set, are large enough."""
-    for name in cls.__annotations__:
-        value, kind = getattr(settings, name), types_of(cls).get(name)
+def check(settings: object) -> None:
+    """Settings with choices hold one of them, and those that are set are large enough."""
+    cls: type = type(settings)
+    for f in fields(cls):
+        value, kind, least = getattr(settings, f.name), types_of(cls).get(f.name), f.metadata.get("least")
         values, kind = (value, *get_args(kind)) if get_origin(kind) is list else ([value], kind)
         choices = get_args(kind) if get_origin(kind) is Literal else values
         for odd in [each for each in values if each not in choices]:
-            raise ConfigError(f"{name}={odd!r} is not one of {', '.join(choices)}{nearest(str(odd), choices)}")
-    for name, least in smallest.items():
-        if (value := getattr(settings, name)) is not None and not value >= least:  # also where it is nan
-            raise ConfigError(f"{name}={value} must be at least {least}")
+            raise ConfigError(f"{f.name}={odd!r} is not one of {', '.join(choices)}{nearest(str(odd), choices)}")
+        if least is not None and value is not None and not value >= least:  # also where it is nan
+            raise ConfigError(f"{f.name}={value} must be at least {least}")
 
 
 def check_name(name: str, known: Collection[str], what: str, of: str = "") -> None:

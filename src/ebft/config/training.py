@@ -14,7 +14,7 @@ from transformers import TrainingArguments
 
 from ebft.config.evaluation import TASKS, Task
 from ebft.config.method import MethodConfig
-from ebft.config.settings import Values, check, option
+from ebft.config.settings import Values, option
 from ebft.errors import ConfigError, nearest
 from ebft.method.measures import NAMES, smaller_is_better
 
@@ -32,22 +32,23 @@ class EBFTConfig(MethodConfig, TrainingArguments):
 
     bf16_if_fast: bool = option(False, "bf16=true where the hardware has units for it (GPUs since Ampere, AMX)")
     compile_layers: bool | None = option(None, "torch.compile the layers; default: on a GPU, or with torch_compile")
-    rollout_batch_size: int | None = option(None, "sequences rolled out at once; default: a whole accumulation window")
+    rollout_batch_size: int | None = option(None, "sequences rolled out at once; default: all of a step", 1)
     disable_dropout: bool = option(True, "set the model's dropouts to 0: EBFT needs the log-probs it sampled from")
     save_log_spaced: bool = option(False, "also save checkpoints at steps 1, 2, 4, 8, ...")
     samples_every: int = option(50, "write a table of contexts, truths and completions every N steps; 0: never")
     show_prompts: int = option(0, "held-out prompts to answer before and after training, shown at the end; 0: none")
-    early_stopping_patience: int | None = option(None, "stop after N evaluations without a better metric (cfm)")
+    early_stopping_patience: int | None = option(None, "stop after N evaluations without a better metric (cfm)", 1)
     early_stopping_threshold: float = option(0.0, "what counts as better must be so by more than this")
     max_reward: float = option(1e4, "stop if the mean reward grows beyond this")
     eval_tasks: list[Task] = option([], f"tasks of `ebft eval` to run while training: {', '.join(TASKS)}")
-    eval_tasks_every: int | None = option(None, "run eval_tasks every N steps; default: at every evaluation")
+    eval_tasks_every: int | None = option(None, "run eval_tasks every N steps; default: at every evaluation", 1)
     eval_task_options: Values = option({}, "options of `ebft eval` for them: {limit: 20}; only in a recipe")
 
     # ---- settings of transformers, most of them for the paper's values
-    per_device_train_batch_size: int = option(16, "sequences per process and forward pass")
-    per_device_eval_batch_size: int = option(8, "sequences per process in evaluation")
-    learning_rate: float = option(1e-6, "learning rate of AdamW")
+    per_device_train_batch_size: int = option(16, "sequences per process and forward pass", 1)
+    gradient_accumulation_steps: int = option(1, "micro-batches a step", 1)
+    per_device_eval_batch_size: int = option(8, "sequences per process in evaluation", 1)
+    learning_rate: float = option(1e-6, "learning rate of AdamW", 0)
     lr_scheduler_type: str = option("constant_with_warmup", "learning rate schedule")
     warmup_steps: float = option(0.03, "warm-up: a share of all steps below 1, else steps")
     adam_beta2: float = option(0.95, "second beta of AdamW")
@@ -61,14 +62,10 @@ class EBFTConfig(MethodConfig, TrainingArguments):
     ddp_timeout: int = option(1800, "seconds after which a process gives up on another one that does not answer")
 
     trains_in_fp16: ClassVar[bool] = False
-    smallest: ClassVar[Values] = {}  # of a baseline's own settings
     sharding: str | None = field(default=None, init=False, repr=False)  # what fsdp asks for, once it is checked
 
     def __post_init__(self) -> None:
         MethodConfig.__post_init__(self)
-        counts = ["per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"]
-        counts += ["rollout_batch_size", "eval_tasks_every", "early_stopping_patience"]
-        check(self, EBFTConfig, **dict.fromkeys(counts, 1), learning_rate=0, **self.smallest)
         unseen = self.early_stopping_patience is not None and self.eval_strategy in ("no", False)
         refused = {"early_stopping_patience without evaluations": unseen, "max_steps=0": self.max_steps == 0}
         refused["fp16=true"] = self.fp16 and bool(self.fsdp or not self.trains_in_fp16)
@@ -135,14 +132,13 @@ class EBFTConfig(MethodConfig, TrainingArguments):
 @dataclass
 class SFTSettings(EBFTConfig):
     trains_in_fp16: ClassVar[bool] = True  # by TRL and transformers, which scale the loss before they differentiate
-    smallest: ClassVar = {"max_length": 2}
 
-    max_length: int = option(2048, "tokens of a training sequence; longer documents are cut")
+    max_length: int = option(2048, "tokens of a training sequence; longer documents are cut", 2)
     pack_training: bool = option(False, "several documents in a training sequence; otherwise one, as TRL does")
     loss_on_answers: bool | None = option(None, "loss on answer tokens only; default: as answer_only")
     trl_options: Values = option({}, "further settings of TRL's SFTConfig by its own names; only in a recipe")
     # ---- transformers' settings with the paper's values
-    learning_rate: float = option(1e-5, "learning rate of AdamW")
+    learning_rate: float = option(1e-5, "learning rate of AdamW", 0)
     num_train_epochs: float = option(5.0, "passes over the data")
 
     @property
@@ -153,26 +149,24 @@ class SFTSettings(EBFTConfig):
 @dataclass
 class RLVRSettings(EBFTConfig):
     trains_in_fp16: ClassVar[bool] = True
-    smallest: ClassVar = {"generations": 2, "generation_temperature": 0.01, "kl_coefficient": 0, "reward_timeout": 0.1}
-    smallest |= dict.fromkeys(("max_new_tokens", "max_prompt_tokens", "reward_workers"), 1)
 
     rewards: list[str] = option([], "what rewards add up: unit_tests, bleu, or module:function of your own")
     reward_weights: list[float] = option([], "weights of the rewards, one each; default: 1")
-    generations: int = option(8, "n: answers drawn to every prompt")
-    generation_temperature: float = option(1.0, "sampling temperature of the answers; temperature is validation's")
-    max_new_tokens: int = option(1024, "maximum length of an answer in tokens")
-    max_prompt_tokens: int = option(1024, "documents with longer prompts are left out")
-    kl_coefficient: float = option(0.0, "weight of the KL divergence from the first model (beta in TRL); 0 is off")
+    generations: int = option(8, "n: answers drawn to every prompt", 2)
+    generation_temperature: float = option(1.0, "sampling temperature of answers; temperature is validation's", 0.01)
+    max_new_tokens: int = option(1024, "maximum length of an answer in tokens", 1)
+    max_prompt_tokens: int = option(1024, "documents with longer prompts are left out", 1)
+    kl_coefficient: float = option(0.0, "weight of the KL divergence from the first model (beta in TRL); 0 is off", 0)
     use_vllm: bool = option(False, "draw answers with vLLM (needs `pip install trl[vllm]` and a GPU)")
-    reward_timeout: float = option(10.0, "seconds that one answer's unit tests may take")
-    reward_workers: int | None = option(None, "answers tested at once; default: one for each core")
+    reward_timeout: float = option(10.0, "seconds that one answer's unit tests may take", 0.1)
+    reward_workers: int | None = option(None, "answers tested at once; default: one for each core", 1)
     unsafe_exec: bool = option(False, "run unit tests without a sandbox, with your own rights")
     tests_column: str = option("test_list", "column of unit tests: a list of assert statements, or a text of Python")
     reference_column: str | None = option(None, "column of reference answers for bleu; default: completion_column")
     trl_options: Values = option({}, "further settings of TRL's GRPOConfig by its own names; only in a recipe")
     # ---- transformers' settings with the paper's values; a row is one answer: 256 are 32 prompts with 8 answers each
     num_train_epochs: float = option(1.0, "passes over the data")
-    gradient_accumulation_steps: int = option(16, "micro-batches a step; a row of a micro-batch is one answer")
+    gradient_accumulation_steps: int = option(16, "micro-batches a step; a row of a micro-batch is one answer", 1)
 
 
 def _has_fast_bf16(use_cpu: bool) -> bool:
