@@ -58,7 +58,6 @@ def test_nothing_is_reported_to_the_makers_of_trl(monkeypatch: pytest.MonkeyPatc
         ("sft", ["--fsdp", "full_shard"], "fsdp works with `ebft train` only"),
         ("sft", ["--prompt_column", "question"], "is in none of the datasets"),
         ("rlvr", ["--reference_column", "ref"], "none of the 29 documents can be used"),
-        ("rlvr", ["--use_vllm", "true"], "use_vllm=true needs vllm"),
         # TRL would train for no step, without a word.
         ("rlvr", ["--limit_documents", "5"], "a step draws answers to 8 prompts, but there are 4"),
         ("rlvr", ["--reward_weights", "1,2"], "reward weights (2) must match number of reward functions (1)"),

@@ -10,7 +10,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
@@ -26,7 +25,6 @@ from ebft.data.packing import DocumentIndex
 from ebft.data.row_format import Row
 from ebft.data.rows import read_rows
 from ebft.errors import ConfigError, DataError
-from ebft.loading import peft_config
 from ebft.runtime import processes
 from ebft.runtime.files import read_json, write_json
 from ebft.train.report import table_cell
@@ -50,8 +48,6 @@ class MeasuredRLVR(trl_trainers.Baseline, GRPOTrainer):
         recipe, settings = loaded.recipe, loaded.recipe.training
         assert isinstance(settings, RLVRSettings)
         trl_trainers.check(recipe)
-        if settings.use_vllm and find_spec("vllm") is None:
-            raise ConfigError("use_vllm=true needs vllm; install it with `pip install trl[vllm]`, or leave it out")
         arguments = trl_trainers.trl_arguments(
             GRPOConfig,
             settings,
@@ -75,18 +71,8 @@ class MeasuredRLVR(trl_trainers.Baseline, GRPOTrainer):
         prompts = Dataset.from_dict({"prompt": [q.prompt for q in questions], "row": list(range(len(questions)))})
 
         def build() -> MeasuredRLVR:
-            trainer = cls(
-                model=loaded.model,
-                reward_funcs=judge.functions(),
-                args=arguments,
-                train_dataset=prompts,
-                # Never looked at: `evaluate` validates as EBFT does. transformers wants one where it is to evaluate.
-                eval_dataset=None if loaded.validation_set is None else prompts.select([0]),
-                processing_class=trl_trainers.with_padding(loaded.tokenizer),
-                peft_config=peft_config(recipe),
-            )
+            trainer = cls.made(loaded, arguments, prompts, reward_funcs=judge.functions())
             trainer.judge, judge.trainer = judge, trainer
-            trainer.complete(loaded)
             return trainer
 
         answers = len(questions) * settings.generations

@@ -7,6 +7,7 @@ mask of answers is ebft's own, the same for all formats of data.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +21,6 @@ from ebft.baselines import trl_trainers
 from ebft.config.training import SFTSettings
 from ebft.data.packing import PADDING, SequenceDataset
 from ebft.errors import DataError
-from ebft.loading import peft_config
 from ebft.runtime import processes
 from ebft.train.measured import Inputs
 from ebft.train.sequences import Loaded, look_at_lengths, warn
@@ -46,25 +46,10 @@ class MeasuredSFT(trl_trainers.Baseline, SFTTrainer):
         look_at_lengths(loaded.model, sequences, "max_length", apart)
         if left_out := len(sequences) - len(rows):
             warn(f"{left_out} of {len(sequences)} sequences are left out: no token to train on within max_length")
-
-        def build() -> MeasuredSFT:
-            tokenizer, collator = trl_trainers.with_padding(loaded.tokenizer), None  # TRL's own
-            if apart:
-                collator = DataCollatorForLanguageModeling(tokenizer.pad_token_id, return_position_ids=True)
-            trainer = cls(
-                model=loaded.model,
-                args=arguments,
-                train_dataset=rows,
-                # Never looked at: `evaluate` validates as EBFT does. transformers wants one where it is to evaluate.
-                eval_dataset=None if loaded.validation_set is None else rows.select([0]),
-                processing_class=tokenizer,
-                data_collator=collator,
-                peft_config=peft_config(loaded.recipe),
-            )
-            trainer.complete(loaded)
-            return trainer
-
-        return len(rows), build
+        collator = None  # TRL's own
+        if apart:
+            collator = DataCollatorForLanguageModeling(given.pad_token_id, return_position_ids=True)
+        return len(rows), partial(cls.made, loaded, arguments, rows, data_collator=collator)
 
     def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Any = None) -> Tensor:
         counts = {"tokens": inputs["attention_mask"].sum(), "targets": (inputs["labels"][:, 1:] != IGNORED).sum()}

@@ -8,19 +8,21 @@ from contextlib import contextmanager
 from dataclasses import fields
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Self
 
 import torch
+from datasets import Dataset
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers import TrainingArguments
 
 from ebft.config.method import ONLY_EBFT
 from ebft.config.recipe import Recipe
+from ebft.config.settings import Values
 from ebft.config.training import RLVRSettings, SFTSettings
 from ebft.data.packing import collate, end_token_ids, to_device
 from ebft.errors import ConfigError, how_to_install, nearest
 from ebft.iteration import prepare_window
-from ebft.loading import feature_network
+from ebft.loading import feature_network, peft_config
 from ebft.model.backbone import copy_in_dtype, evaluating, prepare_model
 from ebft.runtime import processes
 from ebft.train import report
@@ -64,29 +66,32 @@ def trl_arguments(cls: type[Any], settings: SFTSettings | RLVRSettings, **own: o
     return cls(**{**shared, **own, **settings.trl_options})
 
 
-def with_padding(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """A tokenizer without a pad token gets what TRL would take; padding is masked by length."""
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
-
-
 class Baseline(Measured):
     """Goes before a trainer of TRL in a class."""
 
     flops: FlopCounter
 
-    def complete(self, loaded: Loaded) -> None:
-        """Once TRL's trainer is made: validation against a network that is frozen now, and what all runs have."""
-        self.settings, self.held_out = loaded.recipe.training, loaded.validation_set
+    @classmethod
+    def made(cls, loaded: Loaded, arguments: TrainingArguments, rows: Dataset, **own: object) -> Self:
+        """TRL's trainer, with validation against a network that is frozen now, and what all runs have."""
+        settings, tokenizer = loaded.recipe.training, loaded.tokenizer
+        if tokenizer.pad_token is None:  # what TRL would take; padding is masked by length
+            tokenizer.pad_token = tokenizer.eos_token
+        given: Values = {"processing_class": tokenizer, "peft_config": peft_config(loaded.recipe), **own}
+        if loaded.validation_set is not None:
+            # Never looked at: `evaluate` validates as EBFT does. transformers wants one where it is to evaluate.
+            given["eval_dataset"] = rows.select([0])
+        self = cls(model=loaded.model, args=arguments, train_dataset=rows, **given)
+        self.settings, self.held_out = settings, loaded.validation_set
         self.flops = FlopCounter(self.model)
         if self.held_out is not None:
             prepare_model(self.model)
-            self.features = feature_network(self.model, self.settings, loaded.tokenizer)
-            self.end_token_ids = end_token_ids(loaded.tokenizer, self.settings.completions_end)
-        elif self.settings.eval_tasks:
+            self.features = feature_network(self.model, settings, tokenizer)
+            self.end_token_ids = end_token_ids(tokenizer, settings.completions_end)
+        elif settings.eval_tasks:
             raise ConfigError("eval_tasks needs validation data; set validation_split or validation_dataset")
         self.equip()
+        return self
 
     @contextmanager
     def computing(self) -> Iterator[Any]:
