@@ -150,7 +150,6 @@ def _train(command: str, arguments: list[str]) -> int:
         return 0
     if compared := report.before_and_after(results):
         print_table([report.TITLES, *compared])
-        print("", *report.verdict(results), sep="\n")
     else:
         print("no validation data: nothing was evaluated")
     if answers := results.get("answers"):

@@ -119,7 +119,7 @@ def test_resumed_on_another_number_of_processes(
     if not how:
         refused = run(2, recipe, output, "--resume", "--gradient_accumulation_steps", 1)
         assert refused.codes == [2, 2]
-        assert "holds a run of 8 sequences per step, not 4" in refused.said[0]
+        assert "processes)=8, not 4; resume" in refused.said[0]
         assert [said.count("\n") for said in refused.said] == [1, 0], "an error that all processes meet is said once"
     one = run(1, recipe, output, *how, "--resume", "--gradient_accumulation_steps", 4, "--max_steps", 4)
     assert one.codes == [0], one.said

@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -104,8 +105,9 @@ def test_push_to_hub_is_the_final_model_and_nothing_else(
         made.append((repo_id, {file.name for file in folder_path.iterdir()}))
         raise ConnectionError("the hub is away")
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *_, **__: 1 / 0)
-    assert run("train", recipe, output) == 2, "nobody is logged in"
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", Mock(side_effect=OSError("who are you?")))
+    assert run("train", recipe, output) == 1, "nobody is logged in"
+    assert "ebft: who are you?" in capsys.readouterr().err
     assert not any(output.iterdir()), "nothing is trained"
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create_repo)
     monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload_folder)

@@ -86,9 +86,9 @@ def test_what_may_change_when_a_run_is_resumed(used: Path) -> None:
     [
         ({"gamma": 0.2}, "holds a run with gamma=0.1, not 0.2"),
         ({"dataset": ["d", "e"]}, r"dataset=\['d'\], not \['d', 'e'\]"),
-        ({"per_device_train_batch_size": 4}, "holds a run of 2 sequences per step, not 4"),
+        ({"per_device_train_batch_size": 4}, "holds a run with sequences per step .*=2, not 4"),
         ({"fsdp": "full_shard"}, "holds a run with fsdp=None, not 'full_shard'"),
-        ({}, "holds a run of ebft, not of sft"),
+        ({}, "holds a run with method='ebft', not 'sft'"),
     ],
 )
 def test_another_run_is_not_resumed(used: Path, changes: dict[str, Any], message: str) -> None:

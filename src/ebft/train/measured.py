@@ -9,7 +9,6 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -87,6 +86,9 @@ class Measured(Trainer, TrainerCallback):
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = f"{self.args.output_dir}/runs"
         self.results: Results = {"method": self.method}
+        if self.held_out is not None and self.features is not None:
+            # What the numbers of `evaluate` depend on, beside the model. The name is an old one.
+            self.results["ruler"] = validation.identity(self.settings, self.features, self.held_out)
         self.records: dict[str, list[Record]] = {}
         self.spent = dict.fromkeys(("seconds", "tokens", "generated_tokens", "flops"), 0.0)
         self.add_callback(self)
@@ -148,19 +150,11 @@ class Measured(Trainer, TrainerCallback):
             self.write_results()
         return trained
 
-    @cached_property
-    def identity(self) -> Results:
-        """What the numbers of `evaluate` depend on, beside the model."""
-        assert self.features is not None
-        assert self.held_out is not None
-        return validation.identity(self.settings, self.features, self.held_out)
-
     def take_over(self) -> bool:
         """Whether a run that is resumed was measured before training, and in the same way; all processes call it."""
         kept = read_json(self.output / RESULTS_FILE), read_jsonl(self.output / "validation-before.jsonl")
         found, records = processes.from_first(kept)
-        self.results["ruler"] = self.identity  # the name is an old one
-        if found and records and found.get("ruler") == json_ready(self.identity):
+        if found and records and found.get("ruler") == json_ready(self.results["ruler"]):
             self.records["before"] = records
             self.results |= {name: found[name] for name in ("before", "answers") if name in found}
         return "before" in self.results
@@ -169,7 +163,7 @@ class Measured(Trainer, TrainerCallback):
         self._evaluated = self.state.global_step
         when = "after" if self._evaluated else "before"
         self.records[when] = records
-        self.results |= {"ruler": self.identity, when: metrics}
+        self.results[when] = metrics
         if when == "after" and "before" in self.records:
             self.results["change"] = as_logged(differences(records, self.records["before"]))
         if when == "before" or not (self.by_command or self.is_in_train):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from ebft.config.recipe import Recipe
 from ebft.data.packing import SequenceDataset
 from ebft.evaluate.generation import GenerationSettings, TransformersGenerator
-from ebft.method.measures import NAMES, along_training, smaller_is_better, with_error
+from ebft.method.measures import NAMES, along_training, with_error
 from ebft.runtime import processes
 from ebft.runtime.files import read_jsonl
 from ebft.train.run_folder import Results
@@ -113,23 +112,6 @@ def before_and_after(results: Results) -> list[tuple[str, ...]]:
     ]
 
 
-def verdict(results: Results) -> list[str]:
-    """What the paired changes are evidence of, in words: by Student's t, since sequences may be few."""
-    from scipy.stats import t
-
-    clearly = "by more than chance would explain (p < 0.05)"
-    better, worse, unclear = f"better {clearly}", f"worse {clearly}", "no evidence of a change"
-    found: dict[str, list[str]] = {better: [], worse: [], unclear: []}
-    change, sequences = results.get("change", {}), results.get("ruler", {}).get("validation_sequences", 0)
-    for key, name in NAMES.items() if sequences > 1 else ():
-        value, error = change.get(f"eval_{key}"), change.get(f"eval_{key}_se")
-        if value is not None and error is not None and not math.isnan(error):
-            by_chance = 2 * t.sf(abs(value / error), sequences - 1) >= 0.05 if error else value == 0
-            reading = better if (value < 0) == smaller_is_better(key) else worse
-            found[unclear if by_chance else reading].append(name.partition(" (")[0])
-    return [f"{reading}: {'; '.join(names)}" for reading, names in found.items() if names]
-
-
 def curves(run: Path) -> Path | None:
     """`curves.png`, one panel per metric, with standard errors where there are any."""
     entries = read_jsonl(run / "metrics.jsonl")
@@ -164,7 +146,6 @@ def card(title: str, made: str, recipe: str, header: Sequence[str] = (), results
     if results and (rows := before_and_after(results)):
         lines += [f"| {' | '.join(row)} |" for row in (TITLES, ("---",) * len(TITLES), *rows)]
         lines += ["", "± is the standard error over sequences; that of a change is of the differences by sequence.", ""]
-        lines += [*(f"- {line}" for line in verdict(results)), ""]
     if results and "answers" in results:
         lines += ["Held-out prompts, how their text goes on, and what the model wrote before and after training:", ""]
         lines += ["```text", *answer_lines(results["answers"]), "```", ""]

@@ -22,7 +22,6 @@ import yaml
 
 from ebft.config.method import MethodConfig
 from ebft.config.recipe import Recipe, as_given
-from ebft.config.settings import Values
 from ebft.data.packing import SequenceDataset
 from ebft.errors import ConfigError
 from ebft.runtime import processes
@@ -44,20 +43,10 @@ _AT_ONCE = 8  # files that are read side by side; hashing leaves Python's lock a
 # not turned into each other on the way.
 _MAY_CHANGE = re.compile(
     "output_dir|max_steps|num_train_epochs|samples_every|show_prompts|disable_tqdm|report_to|run_name|push_to_hub|"
-    "(log|logging|hub|early_stopping|save|eval|per_device_eval|ddp)_.*"
+    "(log|logging|hub|early_stopping|save|eval|per_device_eval|ddp)_.*|"
+    # As long as their product with the number of processes stays.
+    "per_device_train_batch_size|gradient_accumulation_steps"
 )
-# These may change with the number of processes, as long as their product with it stays.
-BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
-
-
-def other_setting(run: Path, given: Values, command: str, ignored: Sequence[str] = ()) -> str | None:
-    """Why the run in this folder cannot go on with these settings: it would be another run under the same name."""
-    before = yaml.safe_load((run / RECIPE_FILE).read_text()) if (run / RECIPE_FILE).exists() else {}
-    for name in sorted({*before, *given} - {*ignored}) if before else ():
-        old, new = (as_given(name, values, command) for values in (before, given))
-        if old != new and not _MAY_CHANGE.fullmatch(name):
-            return f"{run} holds a run with {name}={old!r}, not {new!r}"
-    return None
 
 
 @contextmanager
@@ -96,17 +85,16 @@ class RunFolder:
         if not resume:
             words = "already holds a run; choose another folder, or continue it with --resume"
             raise ConfigError(f"output_dir={self.path} {words}")
-        batch, before = self.training.rows_per_step, read_json(self.path / RESOLVED_FILE) or {}
+        command, batch, last = self.recipe.command, self.training.rows_per_step, last_checkpoint(self.path)
+        given = yaml.safe_load((self.path / RECIPE_FILE).read_text())
+        before = read_json(self.path / RESOLVED_FILE) or {}
         made_by = (read_json(self.path / RESULTS_FILE) or {}).get("method", method)  # none before it was measured
-        last = last_checkpoint(self.path)
-        other = other_setting(self.path, self.recipe.given, self.recipe.command, BATCH)
-        if made_by != method:
-            other = f"{self.path} holds a run of {made_by}, not of {method}"
-        elif (old := before.get("sequences_per_step", batch)) != batch:
-            sizes = f"{old} sequences per step, not {batch} ({' x '.join(BATCH)} x processes)"
-            other = f"{self.path} holds a run of {sizes}"
-        if other is not None:
-            raise ConfigError(f"output_dir={other}; resume with the same settings, or choose another folder")
+        self._same("method", made_by, method)
+        sizes = "sequences per step (per_device_train_batch_size x gradient_accumulation_steps x processes)"
+        self._same(sizes, before.get("sequences_per_step", batch), batch)
+        for name in sorted({*given, *self.recipe.given}):
+            if not _MAY_CHANGE.fullmatch(name):
+                self._same(name, *(as_given(name, values, command) for values in (given, self.recipe.given)))
         # What nobody gave stays as the run began: a default may have changed since.
         for name in {f.name for f in fields(MethodConfig)} & before.keys() - self.recipe.given.keys():
             setattr(self.training, name, before[name])
@@ -114,6 +102,11 @@ class RunFolder:
         if self.is_first:
             logger.info(f"resuming from {last}" if last else "no complete checkpoint yet: starting from the beginning")
         return last
+
+    def _same(self, name: str, old: object, new: object) -> None:
+        if old != new:
+            ways_out = "resume with the same settings, or choose another folder"
+            raise ConfigError(f"output_dir={self.path} holds a run with {name}={old!r}, not {new!r}; {ways_out}")
 
     def _check(self, last: Path | None) -> None:
         for cut_off in (p for p in all_checkpoints(self.path) if not (p / MARK).exists()):
