@@ -16,7 +16,7 @@ from ebft.evaluate.translation_scores import TranslationScoring, expected_best, 
 from ebft.problems.translation import Pair
 from tests.problems.rows import GUESSES, PAIRS, REFERENCES
 
-NO_BOOTSTRAP = TranslationScoring(bootstrap=0)
+SCORING = TranslationScoring()
 
 
 def sacrebleu(folder: Path, texts: list[str], references: list[list[str]], *options: str) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def test_corpus_scores_equal_the_sacrebleu_command(name: str, tmp_path: Path) ->
     texts, references, metric, language, signature = COMMANDS[name]
     command = sacrebleu(tmp_path, texts, references, "-m", metric, *(["-tok", "zh"] if language else []))
     pairs = [Pair(str(number), "", list(of)) for number, of in enumerate(zip(*references, strict=True))]
-    scoring = TranslationScoring(target_language=language, bootstrap=0)
+    scoring = TranslationScoring(target_language=language)
     found = score_translations(pairs, [[text] for text in texts], scoring)
     assert 0 < command["score"] < 100
     assert round(found["metrics"][metric]["value"], 12) == command["score"]
@@ -67,7 +67,7 @@ def test_best_of_k_by_hand() -> None:
     random.seed(1)
     words = " ".join(REFERENCES).replace(".", "").split()
     texts = [[" ".join(random.sample(words, 5)) + "." for _ in range(6)] + [p.references[0], "no"] for p in PAIRS]
-    found = score_translations(PAIRS, texts, NO_BOOTSTRAP)["metrics"]
+    found = score_translations(PAIRS, texts, SCORING)["metrics"]
     assert [k for k in (1, 4, 16) if f"best_of_{k}_bleu" in found] == [1, 4]
     for name, sentence, corpus in (("bleu", BLEU(effective_order=True), BLEU()), ("chrf", CHRF(), CHRF())):
         both = list(zip(PAIRS, texts, strict=True))
@@ -92,7 +92,7 @@ def test_standard_error_of_corpus_scores_is_repeatable_and_shrinks() -> None:
     few = [(p, random.choice(GUESSES)) for p in PAIRS * 5]
 
     def error(rows: list[Any]) -> float:
-        found = score_translations([p for p, _ in rows], [[g] for _, g in rows], TranslationScoring(bootstrap=300))
+        found = score_translations([p for p, _ in rows], [[g] for _, g in rows], SCORING)
         return found["metrics"]["bleu"]["standard_error"]
 
     assert error(few) == error(few) > 0
@@ -119,7 +119,7 @@ def test_comet_scores_reach_the_metrics_and_average_over_references(tmp_path: Pa
     (tmp_path / "comet.py").write_text(COMET)
     (tmp_path / "torch.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    scoring = TranslationScoring(bootstrap=0, comet_model="some/model")
+    scoring = TranslationScoring(comet_model="some/model")
     found = score_translations(PAIRS, [["abcd"], ["ab"], ["a"], ["abc"]], scoring)
     assert found["metrics"]["comet"]["value"] == pytest.approx(0.25)
     assert [row["comet"] for row in found["sentences"]] == [0.4, 0.2, 0.1, 0.3]
@@ -127,7 +127,7 @@ def test_comet_scores_reach_the_metrics_and_average_over_references(tmp_path: Pa
     assert found["metrics"]["best_of_1_comet"]["value"] == pytest.approx((0.2 + 0.15 + 0.1 + 0.2) / 4)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "model.ckpt").touch()
-    pairs, scoring = [Pair("1", "s", ["one", "two"])], TranslationScoring(bootstrap=0, comet_model=str(tmp_path))
+    pairs, scoring = [Pair("1", "s", ["one", "two"])], TranslationScoring(comet_model=str(tmp_path))
     assert score_translations(pairs, [["a"]], scoring)["sentences"][0]["comet"] == pytest.approx(0.6)
     (tmp_path / "comet.py").write_text("raise ImportError('no comet')")
     with pytest.raises(ConfigError, match=r"no comet; it needs .* unbabel-comet .* --comet-python"):

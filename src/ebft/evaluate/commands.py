@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from ebft.config import evaluation
 from ebft.config.evaluation import EvalOptions
@@ -19,7 +18,7 @@ from ebft.config.settings import Parser, Values
 from ebft.errors import ConfigError, DataError, SandboxError, nearest
 from ebft.evaluate import tables
 from ebft.evaluate.scoring import K, Results, Row, shares_of_kinds
-from ebft.evaluate.tasks import MEMORY_MIB, ProblemSet, problem_sets
+from ebft.evaluate.tasks import MEMORY_MIB, ProblemSet, problem_sets, run_task, scored
 from ebft.problems import translation
 from ebft.problems.catalog import BENCHMARKS, load_problems
 from ebft.problems.multipl_e import language_code
@@ -63,42 +62,32 @@ def _evaluate_models(options: EvalOptions, output: Path, command: Sequence[str])
     from ebft.evaluate.subject import CheckpointSubject
 
     quiet_libraries()
-    for name in options.model:  # what is wrong shows before a model is loaded or a folder made
-        CheckpointSubject(name, options)
+    labels, results = tables.labels(options.model), dict[str, Results]()
+    # What is wrong shows before a model is loaded or a folder made.
+    subjects = {label: CheckpointSubject(name, options) for label, name in zip(labels, options.model, strict=True)}
     sets: dict[str, list[ProblemSet]] = {task: problem_sets(task, options) for task in options.tasks}
-    labels = tables.labels(options.model)
     several = {label: output / re.sub(r"[^\w.-]+", "-", label).strip("-.") for label in labels}
     folders = several if len(labels) > 1 else {labels[0]: output}
     with ExitStack() as held:
         for place in sorted({output, *folders.values()}):
             held.enter_context(locked(place / LOCK_FILE))
-        results = {}
-        for (label, folder), name in zip(folders.items(), options.model, strict=True):
+        for label, folder in folders.items():
             logger.info(f"{label} -> {folder}")
-            results[label] = _evaluate(options, sets, CheckpointSubject(name, options), folder, command)
+            subject = subjects.pop(label)  # one model at a time is in memory
+            kept = (folder / tables.RESULTS_FILE).exists() and not options.overwrite
+            before = tables.read_results(folder)["tasks"] if kept else {}  # an error if they are a run's
+            about = {"seed": options.seed, "versions": describe(), "command": list(command)}
+            results[label] = {**subject.describe(), **about, "tasks": before}
+            for task in options.tasks:
+                _record(folder, results[label], task, run_task(task, options, subject, folder, sets[task]))
         return present(results, folders, output)
 
 
-def _evaluate(
-    options: EvalOptions, sets: dict[str, list[ProblemSet]], subject: Any, folder: Path, command: Sequence[str]
-) -> Results:
-    """All tasks on one model. Written after every task, so that a stopped run keeps what it has."""
-    from ebft.evaluate.run_task import run_task
-
-    kept = (folder / tables.RESULTS_FILE).exists() and not options.overwrite
-    before = tables.read_results(folder)["tasks"] if kept else {}  # an error if they are a run's
-    about = {"seed": options.seed, "versions": describe(), "command": list(command)}
-    results = {**subject.describe(), **about, "tasks": before}
-    for task in options.tasks:
-        _record(folder, results, task, run_task(task, options, subject, folder, sets[task]))
-    return results
-
-
 def _record(folder: Path, results: Results, task: str, entry: Results) -> None:
+    """Written after every task, so that a stopped run keeps what it has."""
     for note in entry["notes"]:
         logger.warning(f"{task}: {note}")
     results["tasks"][task] = entry
-    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / tables.RESULTS_FILE, results)
 
 
@@ -106,7 +95,6 @@ def present(results: dict[str, Results], folders: dict[str, Path], output: Path)
     """Writes the table and the pictures; returns the table."""
     tables.check_same_space(results)
     moved = tables.against_first(results, folders)
-    output.mkdir(parents=True, exist_ok=True)
     write_text(output / TABLE_FILE, tables.markdown(results, moved))
     tables.draw(results, output)
     return tables.table(results, moved)
@@ -135,10 +123,7 @@ def score(arguments: list[str]) -> int:
         raise DataError(f"unknown task {options.task!r}, and no such folder{nearest(options.task, TASKS)}")
     if odd := {*options.settings} - OF_FOLDERS:
         raise DataError(f"--{min(odd).replace('_', '-')} is not for a folder: its settings are those of its evaluation")
-    errors = score_folder(folder, options.problems or "", options.settings)
-    for error in errors:
-        print_error(error)
-    return 2 if errors else 0
+    return score_folder(folder, options.problems or "", options.settings)
 
 
 def score_samples(options: argparse.Namespace) -> Results:
@@ -191,25 +176,15 @@ def read_samples(source: str, problems: ProblemSet) -> list[Row]:
     return found
 
 
-def score_folder(folder: Path, problems: str, settings: Values) -> list[str]:
-    """Scores what is left in all evaluations of the folder; returns why some could not be, which stops no other.
+def score_folder(folder: Path, problems: str, settings: Values) -> int:
+    """Scores what is left in all evaluations of the folder, and says which could not be, which stops no other.
     problems: where they are now, if not where they were: `humaneval=FILE,mbpp=FILE`."""
-    from ebft.evaluate.run_task import scored  # brings in torch
-
     moved = {task.replace("-", "_"): file for task, _, file in (pair.partition("=") for pair in problems.split(","))}
     every = {file.parent: read_json(file) or {} for file in sorted(folder.rglob(tables.RESULTS_FILE))}
     found = {place: results for place, results in every.items() if "tasks" in results}
-    # Of several models in the order in which they were given.
-    order = {place: [*one.get("command", []), one["model"]].index(one["model"]) for place, one in found.items()}
     if not found:
         raise DataError(f"{folder} holds no results of `ebft eval`; score a file with `ebft score TASK --samples FILE`")
-
-    def shown(places: Sequence[Path], output: Path) -> tables.Rows:
-        names = tables.labels([found[place]["model"] for place in places])
-        results = {name: found[place] for name, place in zip(names, places, strict=True)}
-        return present(results, dict(zip(names, places, strict=True)), output)
-
-    errors = []
+    code = 0
     for place, results in found.items():
         with locked(place / LOCK_FILE):
             for task, entry in results["tasks"].items():
@@ -222,9 +197,9 @@ def score_folder(folder: Path, problems: str, settings: Values) -> list[str]:
                     now = scored(options, place, problem_sets(task, options))
                     _record(place, results, task, {**now, "settings": entry["settings"]})
                 except (ValueError, SandboxError) as error:
-                    errors.append(f"{place}, {task}: {error} (problems that have moved: --problems {task}=FILE)")
+                    print_error(f"{place}, {task}: {error} (problems that have moved: --problems {task}=FILE)")
+                    code = 2
             logger.info(f"{place}:")
-            print_table(shown([place], place))
-    if len(found) > 1 and all(place.parent == folder for place in found):  # of several models, compared
-        shown(sorted(found, key=order.__getitem__), folder)
-    return errors
+            [name] = tables.labels([results["model"]])
+            print_table(present({name: results}, {name: place}, place))
+    return code

@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 OF_SAMPLING = ("temperature", "top_p", "system_prompt", "seed", "too_long")
 OF_EVAL = {"model", "limit", *OF_SAMPLING, "batch_size", "dtype", "device", "trust_remote_code"}
 OF_EVAL |= {"prompt_column", "prompt_separator"}
-SHOWN = 240  # characters of a prompt above its answers: its end, since many begin alike
 
 
 def chosen(given: argparse.Namespace) -> tuple[EvalOptions, str | None]:
@@ -101,8 +100,7 @@ def answer_prompts(prompts: Sequence[Prompt], options: EvalOptions, output: str 
         write_jsonl(Path(output).expanduser(), rows)
     for place, prompt in enumerate(prompts):
         if len(prompts) > 1:
-            text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-            print(f"\n> {'... ' * (len(text) > SHOWN)}{printable(text[-SHOWN:])}")
+            print(f"\n> {printable(prompt if isinstance(prompt, str) else prompt[-1]['content'])}")
         for label, found in answers.items():
             heading = f"--- {label}\n" if len(answers) > 1 else ""
             print(printable(heading + "\n---\n".join(one.text for one in found[place])))

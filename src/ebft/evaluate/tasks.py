@@ -1,30 +1,44 @@
-"""What each task asks a model and how answers are scored; and records on disk, so that a task can be resumed."""
+"""What each task asks a model and how answers are scored; running one, from the start or from where it was stopped.
+
+Calibration measures sequences (`calibration.py`). The others generate completions for each set of problems, greedily
+and by sampling, and the set's own `score` turns them into metrics, at once or where there is a sandbox (`scored`).
+What loads torch is imported where it is used: `ebft score` of a file has no model.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ebft.config.evaluation import EvalOptions
 from ebft.config.settings import Values
 from ebft.data.rows import check_source
 from ebft.errors import ConfigError, DataError
-from ebft.evaluate.scoring import Results, Row, outcomes_file, score_programs
+from ebft.evaluate.scoring import K, Results, Row, outcomes_file, over_sets, score_programs, shares_of_kinds
 from ebft.evaluate.translation_scores import TranslationScoring, score_translations
 from ebft.problems import translation
 from ebft.problems.catalog import load_problems
 from ebft.problems.problem import Question
 from ebft.runtime.files import json_ready, read_json, read_jsonl, write_json, write_jsonl
+from ebft.runtime.messages import progress
 from ebft.sandbox.box import Limits, Sandbox
+
+if TYPE_CHECKING:
+    from ebft.evaluate.generation import GenerationSettings
+    from ebft.evaluate.subject import Subject
 
 # Which options a task's numbers depend on: its groups' and the seed and limit, but not how fast it is made.
 _GROUPS = {"calibration": ("calibration",), "translation": ("generation", "translation")}
 _SOURCES = {"humaneval": ["humaneval"], "mbpp": ["mbpp"], "multipl-e": ["multipl_e", "languages"]}
 _NOT_OF_NUMBERS = ("workers", "calibration_batch_size", "score")  # what is scored later has the same scores
 TIMEOUT, MEMORY_MIB = 10.0, 1024  # of a program
+NOT_SCORED = "not scored yet; run `ebft score` on its folder, where there is a sandbox"
 
 
 @dataclass(frozen=True)
@@ -44,8 +58,7 @@ class ProblemSet:
 def problem_sets(task: str, options: EvalOptions, memory_mib: int = MEMORY_MIB) -> list[ProblemSet]:
     """The problems of a task: of MultiPL-E a set for each language. Read first, so that an error in them shows before
     any model is loaded."""
-    data = {"calibration": options.calibration_data, "translation": options.translation_data}
-    if task in data and data[task] is None:
+    if task in ("calibration", "translation") and getattr(options, f"{task}_data") is None:
         raise ConfigError(f"the task {task} needs --{task}-data: a file, a folder, a hub name, or a built-in")
     if task == "calibration":
         check_source(options.calibration_data or "")
@@ -142,3 +155,117 @@ class ResumableRecords:
         with self.file.open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         self.rows += rows
+
+
+# ---- running a task --------------------------------------------------------------------------------------------------
+
+
+def run_task(
+    task: str, options: EvalOptions, subject: Subject, folder: Path, sets: Sequence[ProblemSet] = ()
+) -> Results:
+    """One task, from the start or from where it was stopped. `sets` are its problems, from `problem_sets`."""
+    if task == "calibration":
+        from ebft.evaluate.calibration import run_calibration
+
+        found = run_calibration(options, subject, folder)
+    else:
+        if options.prompt_style == "auto":
+            chats = getattr(subject.tokenizer, "chat_template", None) is not None
+            options = replace(options, prompt_style="chat" if chats else "raw")
+        for problems in sets:
+            if problems.skipped is None:
+                _generate(problems, options, subject, folder)
+        found = scored(options, folder, sets)
+    return found | {"settings": task_settings(task, options)}
+
+
+def _asked(problems: ProblemSet, options: EvalOptions) -> list[dict[str, str]]:
+    asked = zip(problems.keys, problems.asked[options.prompt_style], strict=True)
+    return [{"task_id": key, "prompt": question.prompt} for key, question in asked]
+
+
+def _decodings(problems: ProblemSet, options: EvalOptions) -> dict[str, GenerationSettings]:
+    from ebft.evaluate.generation import GenerationSettings
+
+    questions = problems.asked[options.prompt_style]
+    greedy = GenerationSettings(
+        max_new_tokens=options.max_new_tokens or problems.max_new_tokens,
+        stop=tuple(dict.fromkeys(stop for question in questions for stop in question.stop)),
+        prompt_style="chat" if options.prompt_style == "chat" else "raw",
+        system_prompt=options.system_prompt,
+        answer_start=questions[0].answer_start,
+        seed=options.seed,
+        too_long=options.too_long,
+    )
+    sampled = replace(greedy, temperature=options.temperature, top_p=options.top_p, samples=options.samples or 1)
+    return ({"greedy": greedy} if options.greedy else {}) | ({"samples": sampled} if options.samples else {})
+
+
+def _generate(problems: ProblemSet, options: EvalOptions, subject: Subject, folder: Path) -> None:
+    """Makes the completions that are not on disk yet, the greedy ones beside the samples."""
+    from ebft.evaluate.generation import GREEDY
+
+    prompts, keys = [question.prompt for question in problems.asked[options.prompt_style]], problems.keys
+    decodings, records, wanted = _decodings(problems, options), dict[str, ResumableRecords](), list[tuple[int, int]]()
+    asked = hashlib.sha256(json.dumps([keys, prompts]).encode()).hexdigest()[:16]
+    made_with = {"model": subject.identity, "backend": options.backend, "problems": asked}
+    for decoding, settings in decodings.items():
+        name, made = f"{problems.name}.{decoding}", asdict(settings) | made_with
+        records[decoding] = ResumableRecords(folder, name, made, options)
+        done = {(row["task_id"], row["sample"]) for row in records[decoding].rows}
+        for place, sample in product(range(len(keys)), range(settings.samples)):
+            if (keys[place], sample) not in done:
+                wanted.append((place, GREEDY if decoding == "greedy" else sample))
+    write_jsonl(folder / f"{problems.name}.prompts.jsonl", _asked(problems, options))
+    if not wanted:
+        return
+    total, settings = len(keys) * sum(s.samples for s in decodings.values()), [*decodings.values()][-1]
+    with progress(problems.name, total, total - len(wanted)) as advance:
+        for batch in subject.generator.stream(prompts, settings, wanted, keys):
+            for place, sample, one in batch:
+                row = {"task_id": keys[place], "sample": max(sample, 0), "completion": one.text}
+                row |= {"finish": one.finish, "tokens": one.tokens, "prompt_truncated": one.prompt_truncated}
+                records["greedy" if sample == GREEDY else "samples"].append([row])
+            advance(len(batch))
+
+
+def scored(options: EvalOptions, folder: Path, sets: Sequence[ProblemSet]) -> Results:
+    """Metrics of the completions that are in the folder: no model is needed. A set that cannot be scored has none."""
+    parts = [_scored_set(problems, options, folder) for problems in sets]
+    if len(parts) == 1:
+        return parts[0]
+    counted = [part for part in parts if part["metrics"]]
+    return {
+        "metrics": over_sets(counted),
+        "problems": sum(part["problems"] for part in counted),
+        "parts": [*counted, *(part for part in parts if not part["metrics"])],
+        "notes": [note for part in parts for note in part["notes"]],
+    }
+
+
+def _scored_set(problems: ProblemSet, options: EvalOptions, folder: Path) -> Results:
+    name, language = problems.name, problems.language
+    part: Results = {"name": name, "metrics": {}, "problems": len(problems.keys), "notes": []}
+    part |= {"language": language} if language else {}
+    if problems.skipped is not None:  # nothing could be run, so nothing is generated either
+        return part | {"skipped": problems.skipped, "notes": [f"{name} is skipped: {problems.skipped}"]}
+    if read_jsonl(file := folder / f"{name}.prompts.jsonl") != _asked(problems, options):
+        raise DataError(f"{file} has other prompts than the problems: they are not those the model was given")
+    for decoding, settings in _decodings(problems, options).items():
+        file, prefix = folder / f"{name}.{decoding}.jsonl", "greedy_" if decoding == "greedy" else ""
+        found = {(row["task_id"], row["sample"]): row for row in read_jsonl(file)}
+        every = list(product(problems.keys, range(settings.samples)))
+        if found.keys() != {*every}:
+            wanted = f"{settings.samples} of each of the {len(problems.keys)} problems; run the same `ebft eval` first"
+            raise DataError(f"{file} holds {len(found)} completions, not {wanted}")
+        rows = [found[key] for key in every]
+        metrics = shares_of_kinds(rows, language)
+        if options.score or not language:
+            details = problems.score(rows, problems.scores_file(file), K)
+            metrics = details.pop("metrics") | metrics
+            part["notes"] += [f"{name}, {decoding}: {note}" for note in details.pop("notes", [])]
+            part[decoding] = details
+        part["metrics"] |= {f"{prefix}{metric}": value for metric, value in metrics.items()}
+    if language and not options.score:
+        part |= {"skipped": NOT_SCORED, "unscored": True, "notes": [*part["notes"], f"{name} is {NOT_SCORED}"]}
+    return part

@@ -30,6 +30,7 @@ from ebft.problems.translation import LANGUAGE_NAMES, Pair, one_line
 
 COMET_WORKER = Path(__file__).with_name("comet_worker.py")
 CORPUS = ("bleu", "chrf")
+BOOTSTRAP = 1000  # resamples for the standard errors of corpus scores
 Scores = dict[str, list[list[float]]]  # by metric, of every translation of every sentence
 
 
@@ -39,7 +40,6 @@ class TranslationScoring:
     bleu_tokenize: str | None = None  # sacrebleu's tokenizer, if not the one it has for the language
     comet_model: str | None = None  # name or path of a COMET model; None: no COMET
     comet_python: str | None = None  # interpreter of an environment that has unbabel-comet, if not this one
-    bootstrap: int = 1000  # resamples for the standard errors of corpus scores; 0: none
 
 
 def expected_best(scores: Sequence[float], k: int) -> float:
@@ -75,7 +75,7 @@ def score_translations(
                 for at in range(0, fewest - k + 1, k):  # of every sentence the best of these k, of equal ones the first
                     best = [max(range(at, at + k), key=of.__getitem__) for of in scores[f"sentence_{name}"]]
                     picked = [of_pair[number] for of_pair, number in zip(texts, best, strict=True)]
-                    found.append(corpus.score(picked, bootstrap=at == 0)[0])
+                    found.append(corpus.score(picked)[0])
                 # The groups share the sentences, so their average errs like one of them, at most.
                 metrics[f"best_of_{k}_{name}"] = found[0] | {"value": fmean(entry["value"] for entry in found)}
             for name, of in scores.items():
@@ -132,17 +132,17 @@ class _Corpus:
     """A score of the `sacrebleu` command. Two of its metrics' private methods are used: they have no public name."""
 
     def __init__(self, name: str, pairs: Sequence[Pair], scoring: TranslationScoring) -> None:
-        self.metric, self.times = _metric(name, scoring), scoring.bootstrap
+        self.metric = _metric(name, scoring)
         most = max(len(pair.references) for pair in pairs)
         # One stream per reference; sentences with fewer have None in the others, which sacrebleu leaves out.
         padded = [[*pair.references, *[None] * (most - len(pair.references))] for pair in pairs]
         self.references = [list(stream) for stream in zip(*padded, strict=True)]
 
-    def score(self, texts: list[str], bootstrap: bool = True) -> tuple[Metric, list[list[int]]]:
+    def score(self, texts: list[str]) -> tuple[Metric, list[list[int]]]:
         """With the bootstrap's standard error, and what each sentence adds to the sums that the score is made of."""
         value = float(self.metric.corpus_score(texts, self.references).score)
         adds = [list(map(int, of_one)) for of_one in self.metric._extract_corpus_statistics(texts, self.references)]
-        error = self._error(adds) if bootstrap and self.times and len(texts) > 1 else None
+        error = self._error(adds) if len(texts) > 1 else None
         return {"value": value, "standard_error": error, "count": len(texts)}, adds
 
     def _error(self, adds: list[list[int]]) -> float:
@@ -152,5 +152,5 @@ class _Corpus:
 
         statistics = np.array(adds, dtype=np.float64)
         random = np.random.default_rng(12345)
-        draws = (statistics[random.integers(len(adds), size=len(adds))].sum(0).tolist() for _ in range(self.times))
+        draws = (statistics[random.integers(len(adds), size=len(adds))].sum(0).tolist() for _ in range(BOOTSTRAP))
         return float(np.std([self.metric._compute_score_from_stats(drawn).score for drawn in draws], ddof=1))

@@ -63,8 +63,8 @@ class EvalTasks(Callback):
 
     def _run(self) -> dict[str, float]:
         """The same numbers in all processes: they may choose the best checkpoint."""
-        from ebft.evaluate.run_task import run_task
         from ebft.evaluate.subject import LoadedSubject
+        from ebft.evaluate.tasks import run_task
 
         logs: dict[str, float] = {}
         trainer, options, name = self.trainer, self.options, f"step {self.step}"
