@@ -34,18 +34,14 @@ def test_tables_and_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert row[2:] == ("", "2.0000 ± 0.1000 (n=3)", "4.0000 ± 0.1000 (n=3)", "-0.5000 ± 0.2500")
     assert len(rows) == 1 + 3 + len(TEMPERATURES), "no answer tokens, no rows"
     tables.draw(results, tmp_path)
-    lines = drawn[0].axes[0].lines
-    assert [[*zip(*line.get_data(), strict=True)] for line in lines] == [
-        [(g, g * s) for g in (1, 8, 128)] for s in (1, 2)
-    ]
+    curves = [[*zip(*line.get_data(), strict=True)] for line in drawn[0].axes[0].lines]
+    assert curves == [[(g, g * s) for g in (1, 8, 128)] for s in (1, 2)]
 
 
-def test_labels_tell_models_apart() -> None:
+def test_labels_tell_models_apart_and_other_measurements_are_not_compared() -> None:
     assert tables.labels(["runs/a/final", "runs/b/final", "final"]) == ["a", "b", "final"]
     assert tables.labels(["one/a/final", "two/a"]) == ["one/a/final (1)", "two/a (2)"]
 
-
-def test_other_measurements_are_not_compared() -> None:
     def calibrated(taps: int = 1, **settings: Any) -> dict[str, Any]:
         entry = {"features": {"weights": "w", "taps": [taps], "model": "m"}, "settings": {"horizon": 8, **settings}}
         return {"tasks": {"calibration": entry}}
@@ -59,18 +55,16 @@ def test_other_measurements_are_not_compared() -> None:
     tables.check_same_space({"a": calibrated(), "b": calibrated(also_at_temperatures=[1.0], feature_model="x")})
 
 
-# ---- differences -----------------------------------------------------------------------------------------------------
-
-
 def evaluated(folder: Path, passed: Passed) -> dict[str, Any]:
     """Results of sets of problems, with a list of outcomes for each problem, and the files beside them. What does not
     pass greedily is no program."""
+    folder.mkdir()
     parts = []
     for name, problems in passed.items():
         for decoding, samples in ("greedy", slice(1)), ("samples", slice(None)):
+            told = ({"status": "failed", "completion": ""}, {"status": "passed", "completion": "return 1"})
             rows = [
-                {"task_id": f"{name}/{number}", "finish": "end"}
-                | ({"status": "passed", "completion": "return 1"} if one else {"status": "failed", "completion": ""})
+                {"task_id": f"{name}/{number}", "finish": "end"} | told[one]
                 for number, outcomes in enumerate(problems)
                 for one in outcomes[samples]
             ]
@@ -82,10 +76,8 @@ def evaluated(folder: Path, passed: Passed) -> dict[str, Any]:
 
 
 def moved(tmp_path: Path, one: Passed, two: Passed) -> Any:
-    results, folders = {}, {"one": tmp_path / "one", "two": tmp_path / "two"}
-    for (name, folder), passed in zip(folders.items(), (one, two), strict=True):
-        folder.mkdir()
-        results[name] = evaluated(folder, passed)
+    folders = {"one": tmp_path / "one", "two": tmp_path / "two"}
+    results = {name: evaluated(folders[name], passed) for name, passed in (("one", one), ("two", two))}
     return {metric: found for (_, metric), found in tables.against_first(results, folders)["two"].items()}
 
 
@@ -93,7 +85,7 @@ def error(values: list[float]) -> float:
     return statistics.stdev(values) / len(values) ** 0.5
 
 
-def test_shares_of_problems_are_paired_by_problem(tmp_path: Path) -> None:
+def test_shares_of_problems_are_paired_by_problem_and_averaged_over_languages(tmp_path: Path) -> None:
     one, two = [[1, 1], [0, 0], [0, 1], [0, 0]], [[1, 1], [1, 0], [0, 1], [0, 0]]
     assert moved(tmp_path, {"humaneval": one}, {"humaneval": two}) == {
         "greedy_pass@1": (0.25, pytest.approx(error([0, 1, 0, 0]))),
@@ -101,12 +93,10 @@ def test_shares_of_problems_are_paired_by_problem(tmp_path: Path) -> None:
         "pass@1": (0.125, pytest.approx(error([0, 0.5, 0, 0]))),
         "pass@2": (0.25, pytest.approx(error([0, 1, 0, 0]))),
     }
-
-
-def test_the_mean_over_languages(tmp_path: Path) -> None:
     one = {"m-js": [[0, 0], [0, 0]], "m-go": [[1, 1], [1, 1], [0, 0]]}
     two = {"m-js": [[1, 1], [0, 0]], "m-go": [[1, 1], [0, 0], [0, 0]]}
-    found = moved(tmp_path, one, two)
+    (tmp_path / "several").mkdir()
+    found = moved(tmp_path / "several", one, two)
     js, go = error([1, 0]), error([0, -1, 0])
     assert found["m-js pass@1"] == (0.5, pytest.approx(js))
     assert found["m-go pass@1"] == (pytest.approx(-1 / 3), pytest.approx(go))

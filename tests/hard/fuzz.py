@@ -49,30 +49,19 @@ def mutate(content: bytes, draw: random.Random) -> bytes:
         place = draw.randrange(len(data) + 1)
         end = min(len(data), place + draw.choice((1, 1, 4, 20, 200)))
         how = draw.randrange(6)
-        if how == 0 and place < len(data):
-            data[place] ^= 1 << draw.randrange(8)
+        if how == 0:
+            data[place : place + 1] = bytes(byte ^ 1 << draw.randrange(8) for byte in data[place : place + 1])
         elif how == 1:
-            del data[place:end]
-        elif how == 2:
             data[place:place] = draw.choice(ODD)
-        elif how == 3:
-            data[place:end] = draw.choice(ODD)
-        elif how == 4:
+        elif how == 2:
             data[place:place] = data[place:end]
         else:
-            del data[place:]
+            data[place : end if how < 5 else len(data)] = draw.choice(ODD) if how == 3 else b""
     return bytes(data)
 
 
 def lines(*rows: dict[str, Any]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
-
-
-def parquet() -> bytes:
-    file = io.BytesIO()
-    table = pyarrow.table({"text": [f"row {n} " * 9 for n in range(50)], "n": list(range(50))})
-    pyarrow.parquet.write_table(table, file)
-    return file.getvalue()
 
 
 def parsers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]:
@@ -82,6 +71,8 @@ def parsers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]
     own = {"name": "own", "language": "cpp", "stop_tokens": ["\n}"]}
     own |= {"prompt": prompt_of("cpp", "vowels"), "tests": checks_of("cpp", "vowels")}
     problems = {"humaneval": HUMANEVAL, "mbpp": MBPP, "multipl-e": own}
+    table, parquet = pyarrow.table({"text": [f"row {n} " * 9 for n in range(50)], "n": list(range(50))}), io.BytesIO()
+    pyarrow.parquet.write_table(table, parquet)
 
     def rows(file: Path) -> None:
         deque(read_rows(str(file)), maxlen=0)
@@ -91,7 +82,7 @@ def parsers(folder: Path) -> dict[str, tuple[str, bytes, Callable[[Path], Any]]]
         "rows in JSONL": ("rows.jsonl", lines({"prompt": "1+1=", "completion": "2"}, {"text": "é"}), rows),
         "rows in JSON": ("rows.json", json.dumps([{"text": "a"}, {"text": "b"}]).encode(), rows),
         "rows in CSV": ("rows.csv", b'text,n\n"a, ""b""",1\nc,2\n', rows),
-        "rows in Parquet": ("rows.parquet", parquet(), rows),
+        "rows in Parquet": ("rows.parquet", parquet.getvalue(), rows),
     }
     for name in BENCHMARKS:
         valid = lines(problems[name])

@@ -139,23 +139,18 @@ def main() -> int:
         begin, log = time.monotonic(), output.with_name("log")
         assert set(wait(start(case, made[case], output, log), 240, log)) == {0}, log.read_text()[-3000:]
         lengths[case], expected[case] = time.monotonic() - begin, outcome(case, output)
-    trials = [
-        (TURNS[place % len(TURNS)], number, draw.random())
-        for place in range(given.each)
-        for number in (signal.SIGKILL, signal.SIGTERM)
-    ]
+    signals = (signal.SIGKILL, signal.SIGTERM)
+    trials = [(TURNS[place % len(TURNS)], one, draw.random()) for place in range(given.each) for one in signals]
     counts: Counter[tuple[str, str, bool]] = Counter()
     with ThreadPoolExecutor(given.at_once) as pool:
         running = [pool.submit(trial, c, n, at * lengths[c], folder, made[c], expected[c]) for c, n, at in trials]
         try:
-            for place, ((case, number, _), one) in enumerate(zip(trials, running, strict=True), 1):
+            for (case, number, _), one in zip(trials, running, strict=True):
                 counts[case, number.name, one.result()] += 1
-                print(f"\r{place} of {len(trials)}", end="", file=sys.stderr, flush=True)
         finally:
             pool.shutdown(cancel_futures=True)  # after a failure, no further ones
-    print(file=sys.stderr)
     for case in CASES:
-        told = {n: (counts[case, n, True], counts[case, n, False]) for n in ("SIGKILL", "SIGTERM")}
+        told = {n.name: (counts[case, n.name, True], counts[case, n.name, False]) for n in signals}
         text = ", ".join(f"{name} {sum(pair)} times ({pair[0]} of them before its end)" for name, pair in told.items())
         print(f"{case}: {text}: the same result every time")
     shutil.rmtree(folder)

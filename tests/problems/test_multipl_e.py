@@ -9,7 +9,7 @@ import pytest
 from ebft.errors import DataError
 from ebft.problems.multipl_e import MOST, multipl_e_problem
 from ebft.problems.problem import Record
-from tests.sandbox.multipl_e import FORMS, checks_of, own_problem, prompt_of
+from tests.sandbox.multipl_e import checks_of, own_problem, prompt_of
 
 
 def first(language: str, answer: str) -> str:
@@ -17,8 +17,7 @@ def first(language: str, answer: str) -> str:
 
 
 def test_reading_of_answers() -> None:
-    head = prompt_of("cpp", "join_numbers")
-    body = "    return numbers;\n"
+    head, body = prompt_of("cpp", "join_numbers"), "    return numbers;\n"
     assert first("cpp", body + "}\n\nint other() {\n}\n") == head + "    return numbers;" + "\n}\n"
     assert first("cpp", body.rstrip()) == head + body + "\n}\n"
     assert first("cpp", head + body + "}").count("join_numbers") == 1
@@ -26,13 +25,9 @@ def test_reading_of_answers() -> None:
     assert first("cpp", "    return join_numbers(numbers, 1);\n").startswith(head), "a call is not a definition"
     closed = first("js", f"{body}}}\n```\n\nThis returns a value.\n")
     assert closed.rstrip() == prompt_of("js", "join_numbers") + body + "}"
-    whole = "```cpp\nlong join_numbers(int a) { return a; }\n```"
-    assert first("cpp", f"Install it:\n```bash\nmake\n```\nThen:\n{whole}").endswith(
-        "std;\nlong join_numbers(int a) { return a; }\n"
-    )
-
-
-def test_the_stop_tokens_cut_at_lines_only() -> None:
+    whole = "long join_numbers(int a) { return a; }\n"
+    assert first("cpp", f"First:\n```bash\nmake\n```\nThen:\n```cpp\n{whole}```").endswith(f"std;\n{whole}")
+    # Stop tokens cut at lines only.
     inside = "    type pair struct { a int }\n    return nil\n}\n"
     found = first("go", inside + "\nfunc main() {\n}\n")
     assert inside in found
@@ -64,14 +59,14 @@ PIECES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("language", FORMS)
+@pytest.mark.parametrize("language", ["cpp", "rs", "go", "java", "cs", "js"])
 def test_reading_takes_linear_time(language: str) -> None:
     """Twice as long may take twice as long; a quadratic pattern needs minutes for one of these."""
     for piece in PIECES:
         for before in ("", "```\n", f"```\nstatic void {own_problem(language).function}("):
             started = time.process_time()
-            found = own_problem(language).interpretations(before + piece * (40_000 // len(piece)))
-            assert time.process_time() - started < 2, (piece, before)
+            found = own_problem(language).interpretations(before + piece * (20_000 // len(piece)))
+            assert time.process_time() - started < 1, (piece, before)
             assert len(found) <= MOST
 
 

@@ -18,7 +18,6 @@ from tests.problems.rows import PAIRS, write
         ({"task_id": "a", "de": "Hallo", "en": ["Hello", "Hi"]}, (None, None), ("de", "en")),
         ({"translation": {"de": "Hallo", "en": "Hello"}, "id": 1}, (None, None), ("de", "en")),
         ({"en": "Hello", "de": "Hallo"}, (None, "en"), ("de", "en")),
-        ({"en": "Hello", "src": "Hallo"}, (None, None), ("src", "en")),
         ({"source": "Hallo", "reference": "Hello", "more": "x"}, (None, None), ("source", "reference")),
     ],
 )
