@@ -20,7 +20,8 @@ from ebft.config.evaluation import EvalOptions
 from ebft.errors import ConfigError, DataError
 from ebft.evaluate import tables
 from ebft.evaluate.generation import GREEDY, Completion, TransformersGenerator
-from ebft.evaluate.tasks import ProblemSet, ResumableRecords, problem_sets, run_task
+from ebft.evaluate.scoring import ResumableRecords
+from ebft.evaluate.tasks import ProblemSet, problem_sets, run_task
 from ebft.problems.problem import Question
 from ebft.runtime.files import locked, read_json, read_jsonl
 from ebft.sandbox.box import Sandbox, SandboxError

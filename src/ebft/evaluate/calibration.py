@@ -27,9 +27,8 @@ from ebft.data.packing import (
     tokenize_source,
 )
 from ebft.data.rows import contents
-from ebft.evaluate.scoring import Metric, Results
+from ebft.evaluate.scoring import Metric, Results, ResumableRecords
 from ebft.evaluate.subject import Subject
-from ebft.evaluate.tasks import ResumableRecords
 from ebft.iteration import check_sequences, pack_to_score
 from ebft.method.measures import OF_ROLLOUTS, TEMPERATURES, TOKENS, Estimate, Record, estimates, metric_at, per_what
 from ebft.method.rewards import conditional_feature_matching_loss

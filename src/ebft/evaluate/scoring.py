@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import platform
 import statistics
 from collections import Counter, defaultdict
@@ -18,9 +19,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from ebft.config.evaluation import EvalOptions
+from ebft.config.settings import Values
+from ebft.errors import ConfigError
 from ebft.problems.answers import has_code
 from ebft.problems.problem import Attempt, Problem, run_many
-from ebft.runtime.files import read_jsonl, write_jsonl
+from ebft.runtime.files import json_ready, read_json, read_jsonl, write_json, write_jsonl
 from ebft.runtime.machine import available_cores
 from ebft.runtime.messages import progress
 from ebft.sandbox.box import Sandbox
@@ -113,6 +117,36 @@ def _outcomes(
 
 def _toolchain(language: str) -> dict[str, str]:
     return {"python": platform.python_version()} if language == "python" else LANGUAGES[language].versions()
+
+
+# ---- records on disk -------------------------------------------------------------------------------------------------
+
+
+class ResumableRecords:
+    """An append-only JSONL file `<name>.jsonl`, made under the settings in `<name>.settings.json`. Resuming with other
+    ones is an error, because it would hold two things under one name. Studies replace such records instead."""
+
+    def __init__(self, folder: Path, name: str, settings: Values, options: EvalOptions) -> None:
+        self.file, settings_file = folder / f"{name}.jsonl", folder / f"{name}.settings.json"
+        settings, before = json_ready(settings), read_json(settings_file) or {}
+        folder.mkdir(parents=True, exist_ok=True)
+        if options.overwrite or (options.replace_changed and before != settings):
+            self.file.unlink(missing_ok=True)
+        if self.file.exists() and before != settings:
+            differ = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
+            raise ConfigError(
+                f"{self.file} was made with another {', '.join(differ)}; resume with the same settings, choose another "
+                "--output, or use --overwrite to make it again"
+            )
+        write_json(settings_file, settings)
+        self.rows = read_jsonl(self.file)
+        if self.file.exists():  # without the line that a killed run was writing
+            os.truncate(self.file, self.file.read_bytes().rfind(b"\n") + 1)
+
+    def append(self, rows: Sequence[Row]) -> None:
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        self.rows += rows
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------

@@ -136,9 +136,9 @@ def draw(results: Mapping[str, Results], folder: Path) -> None:
             for of, points in curves.items():
                 known = [(x, y["value"], y["standard_error"] or 0.0) for x, y in points if y and y["value"] is not None]
                 if known:
-                    look = {"fmt": f"C{number}o{'--' if of else '-'}", "markersize": 3}
-                    name = plot_label(f"{label}, answer tokens" if of else label)
-                    axis.errorbar(*zip(*known, strict=True), label=name, **look)
+                    name, look = plot_label(f"{label}, answer tokens" if of else label), "--" if of else "-"
+                    x, y, error = zip(*known, strict=True)
+                    axis.errorbar(x, y, error, fmt=f"C{number}o{look}", markersize=3, label=name)
         if axis.has_data():
             axis.set(xlabel="temperature", ylabel="cross-entropy (nats per token)")
             if picture == "profile":

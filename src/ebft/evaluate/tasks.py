@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -20,12 +19,13 @@ from ebft.config.evaluation import EvalOptions
 from ebft.config.settings import Values
 from ebft.data.rows import check_source
 from ebft.errors import ConfigError, DataError
-from ebft.evaluate.scoring import K, Results, Row, outcomes_file, over_sets, score_programs, shares_of_kinds
+from ebft.evaluate import scoring
+from ebft.evaluate.scoring import Results, ResumableRecords, Row
 from ebft.evaluate.translation_scores import TranslationScoring, score_translations
 from ebft.problems import translation
 from ebft.problems.catalog import load_problems
 from ebft.problems.problem import Question
-from ebft.runtime.files import json_ready, read_json, read_jsonl, write_json, write_jsonl
+from ebft.runtime.files import read_jsonl, write_jsonl
 from ebft.runtime.messages import progress
 from ebft.sandbox.box import Limits, Sandbox
 
@@ -52,7 +52,7 @@ class ProblemSet:
     language: str | None = None  # of answers that are programs
 
     def scores_file(self, completions: Path) -> Path:
-        return completions.with_suffix(".scores.jsonl") if self.language is None else outcomes_file(completions)
+        return completions.with_suffix(".scores.jsonl") if self.language is None else scoring.outcomes_file(completions)
 
 
 def problem_sets(task: str, options: EvalOptions, memory_mib: int = MEMORY_MIB) -> list[ProblemSet]:
@@ -92,7 +92,7 @@ def _code_set(task: str, source: str, language: str | None, options: EvalOptions
     by_key = {problem.task_id: problem for problem in problems}
 
     def score(rows: Sequence[Row], outcomes: Path, ks: Sequence[int]) -> Results:
-        return score_programs(by_key, rows, sandbox, outcomes, ks, options.workers)
+        return scoring.score_programs(by_key, rows, sandbox, outcomes, ks, options.workers)
 
     asked = {"raw": [problem.raw for problem in problems], "chat": [problem.chat for problem in problems]}
     name = task if language is None else f"{task}-{language}"
@@ -128,33 +128,6 @@ def task_settings(task: str, options: EvalOptions) -> Values:
     found = options.values(*_GROUPS.get(task, ("generation", "code")))
     about = {"seed": options.seed, "limit": options.limit}
     return about | {name: value for name, value in found.items() if name not in left_out}
-
-
-class ResumableRecords:
-    """An append-only JSONL file `<name>.jsonl`, made under the settings in `<name>.settings.json`. Resuming with other
-    ones is an error, because it would hold two things under one name. Studies replace such records instead."""
-
-    def __init__(self, folder: Path, name: str, settings: Values, options: EvalOptions) -> None:
-        self.file, settings_file = folder / f"{name}.jsonl", folder / f"{name}.settings.json"
-        settings, before = json_ready(settings), read_json(settings_file) or {}
-        folder.mkdir(parents=True, exist_ok=True)
-        if options.overwrite or (options.replace_changed and before != settings):
-            self.file.unlink(missing_ok=True)
-        if self.file.exists() and before != settings:
-            differ = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
-            raise ConfigError(
-                f"{self.file} was made with another {', '.join(differ)}; resume with the same settings, choose another "
-                "--output, or use --overwrite to make it again"
-            )
-        write_json(settings_file, settings)
-        self.rows = read_jsonl(self.file)
-        if self.file.exists():  # without the line that a killed run was writing
-            os.truncate(self.file, self.file.read_bytes().rfind(b"\n") + 1)
-
-    def append(self, rows: Sequence[Row]) -> None:
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-        self.rows += rows
 
 
 # ---- running a task --------------------------------------------------------------------------------------------------
@@ -236,7 +209,7 @@ def scored(options: EvalOptions, folder: Path, sets: Sequence[ProblemSet]) -> Re
         return parts[0]
     counted = [part for part in parts if part["metrics"]]
     return {
-        "metrics": over_sets(counted),
+        "metrics": scoring.over_sets(counted),
         "problems": sum(part["problems"] for part in counted),
         "parts": [*counted, *(part for part in parts if not part["metrics"])],
         "notes": [note for part in parts for note in part["notes"]],
@@ -259,9 +232,9 @@ def _scored_set(problems: ProblemSet, options: EvalOptions, folder: Path) -> Res
             wanted = f"{settings.samples} of each of the {len(problems.keys)} problems; run the same `ebft eval` first"
             raise DataError(f"{file} holds {len(found)} completions, not {wanted}")
         rows = [found[key] for key in every]
-        metrics = shares_of_kinds(rows, language)
+        metrics = scoring.shares_of_kinds(rows, language)
         if options.score or not language:
-            details = problems.score(rows, problems.scores_file(file), K)
+            details = problems.score(rows, problems.scores_file(file), scoring.K)
             metrics = details.pop("metrics") | metrics
             part["notes"] += [f"{name}, {decoding}: {note}" for note in details.pop("notes", [])]
             part[decoding] = details
