@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
     start = folder / "sft"
     sft = {"max_length": 96, "pack_training": True, "loss_on_answers": False, "learning_rate": 1e-3, "max_steps": 60}
     _run("sft", {**data, "model": "bytes-2m", "per_device_train_batch_size": 16, **sft}, start)
-    found = {"the texts": {"P(end) after a pair": END}, "SFT": _ends(start)}
+    found: dict[str, dict[str, Any]] = {"the texts": {"P(end) after a pair": END}, "SFT": _ends(start)}
     for short in (False, True):
         ebft = {"gamma": 0.0, "learning_rate": 3e-4, "max_steps": 40, "per_device_train_batch_size": 12}
         run = folder / f"ebft-{short}"

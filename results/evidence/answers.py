@@ -83,9 +83,10 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     place = resolve(args.model)
     tokenizer = AutoTokenizer.from_pretrained(place)
-    model: Any = AutoModelForCausalLM.from_pretrained(place, dtype=torch.bfloat16).to(device)
+    load: Any = AutoModelForCausalLM.from_pretrained
+    model = load(place, dtype=torch.bfloat16).to(device)
     if args.between:
-        start = AutoModelForCausalLM.from_pretrained(resolve(args.between[0]), dtype=torch.bfloat16).to(device)
+        start = load(resolve(args.between[0]), dtype=torch.bfloat16).to(device)
         with torch.no_grad():
             for ours, theirs in zip(model.parameters(), start.parameters(), strict=True):
                 ours.copy_(torch.lerp(theirs.float(), ours.float(), float(args.between[1])))

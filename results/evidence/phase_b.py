@@ -3,6 +3,7 @@
     python results/evidence/phase_b.py select > jobs.txt          # seed 0: every rate, gamma and step
     python results/evidence/phase_b.py choose scores/select       # by pass@1 in the trained form on MBPP train + valid.
     python results/evidence/phase_b.py weights > jobs.txt         # seed 0: the chosen SFT, mixed with the start model
+    python results/evidence/phase_b.py choose scores/select       # again: now also the weight
     python results/evidence/phase_b.py test > jobs.txt            # seeds 1 to 6 of what was chosen
     python results/evidence/phase_b.py verdict scores/test        # the primary test, and everything else with Holm
 
@@ -84,7 +85,7 @@ def choose(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for method in ("sft", "ebft"):
         names = [(m, rate, step) for m in _methods(method) for rate in RATES for step in STEPS]
-        cells = [
+        cells: list[dict[str, Any]] = [
             {"method": m, "rate": rate, "step": step, "pass@1": _pass_at_1(folder / f"{m}-{rate}-{step}.json")}
             for m, rate, step in names
         ]
@@ -145,7 +146,7 @@ def verdict(folder: Path) -> dict[str, Any]:
         for name in ("sft", "mix", ebft, f"{ebft}-permuted")
     }
     start = _measured(folder, "start")
-    found: dict[str, Any] = {"problems": len(start.pulls), "start": start.value}
+    found: dict[str, Any] = {"problems": int(start.count), "start": start.value}
     found["values"] = {name: _summary(summarise(mine)) for name, mine in runs.items()}
     found["primary"] = _summary(difference(runs[ebft], runs["sft"]))
     others = {

@@ -38,9 +38,9 @@ def main() -> None:
 
 def _document(record: Record) -> dict[str, object]:
     problem = mbpp_problem(record)
-    code = problem.reference.replace("\r\n", "\n").replace("\t", "    ").strip()
+    code = record.text("code").replace("\r\n", "\n").replace("\t", "    ").strip()
     tests = {"test_list": record.row["test_list"], "test_setup_code": problem.tests.setup}
-    return {"prompt": problem.prompt("raw"), "completion": code, **tests}
+    return {"prompt": problem.raw.prompt, "completion": code, **tests}
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ python results/replication/moved.py smollm2-135m moved.json runs/replication/lit
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -17,14 +18,14 @@ from ebft.fetch import resolve
 
 def main(before: str, target: Path, runs: list[Path]) -> None:
     start = load_file(Path(resolve(before)) / "model.safetensors")
-    size = sum(weight.double().square().sum() for weight in start.values()).sqrt()
+    size = math.sqrt(sum(float(weight.double().square().sum()) for weight in start.values()))
     found = json.loads(target.read_text()) if target.exists() else {}
     for run in runs:
         final = run / "final" / "model.safetensors"
         if final.is_file():
             after = load_file(final)
-            squares = [(after[name].double() - weight.double()).square().sum() for name, weight in start.items()]
-            found[f"{run.parent.parent.name}/{run.name}"] = round(float(sum(squares).sqrt() / size), 6)
+            squares = [float((after[name].double() - weight.double()).square().sum()) for name, weight in start.items()]
+            found[f"{run.parent.parent.name}/{run.name}"] = round(math.sqrt(sum(squares)) / size, 6)
     target.write_text(json.dumps(found, indent=1) + "\n")
 
 
