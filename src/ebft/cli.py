@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _print_error(f"unknown command {name!r}; there is {', '.join(COMMANDS)}{nearest(name, COMMANDS)}")
     show_messages()
     try:
-        with launch.stop_on_notice():
+        with launch.on_notice(launch.stop_at_once):
             return COMMANDS[name][0](rest)
     except SystemExit as end:  # --help
         return int(end.code or 0)

@@ -13,8 +13,6 @@ def length(completion, row):
 
 def nonsense(completion, row):
     return {"x": float("nan"), "y": None, "z": 2}[completion]
-
-number = 3
 """
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,9 +16,8 @@ pytest.importorskip("trl")
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 from ebft.baselines import rlvr
-from ebft.baselines.rewards import RewardFunction, make_rewards
+from ebft.baselines.rewards import make_rewards
 from ebft.config.recipe import load_recipe
-from ebft.data.row_format import Row
 from ebft.errors import DataError
 from ebft.loading import load_tokenizer
 from ebft.train.sequences import load_data
@@ -28,15 +27,8 @@ from tests.sandbox.sandboxed import needs_sandbox
 pytestmark = pytest.mark.usefixtures("offline")
 
 
-DIGITS = [
-    {
-        "prompt": "def f():\n    return ",
-        "completion": str(number % 10),
-        "entry_point": "f",
-        "test": "def check(candidate):\n    assert candidate() >= 5\n",
-    }
-    for number in range(40)
-]
+TESTED = {"entry_point": "f", "test": "def check(candidate):\n    assert candidate() >= 5\n"}
+DIGITS = [{"prompt": "def f():\n    return ", "completion": str(number % 10), **TESTED} for number in range(40)]
 
 
 @needs_sandbox
@@ -47,38 +39,25 @@ def test_the_pass_rate_of_a_toy_task_rises(tiny: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, tiny, rows, max_steps=40, answer_only=True, **common)
     assert run("sft", recipe, tmp_path / "warm", "--per_device_train_batch_size", "16") == 0
     changes = {"rewards": "unit_tests", "tests_column": "test", "max_new_tokens": 2, "generations": 8}
-    recipe = write_recipe(
-        tmp_path,
-        tmp_path / "warm",
-        rows,
-        max_steps=15,
-        per_device_train_batch_size=16,
-        gradient_accumulation_steps=1,
-        **{**common, **changes},
-    )
+    changes |= {**common, "max_steps": 15, "per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
     output = tmp_path / "rlvr"
-    assert run("rlvr", recipe, output) == 0
+    assert run("rlvr", write_recipe(tmp_path, tmp_path / "warm", rows, **changes), output) == 0
 
     def pass_rate(folder: Path) -> float:
         """The probability of a digit from 5 on, as a first token after the prompt."""
         model, tokenizer = (kind.from_pretrained(folder / "final") for kind in (AutoModelForCausalLM, AutoTokenizer))
         with torch.no_grad():
             logits = model(torch.tensor([tokenizer("def f():\n    return ")["input_ids"]])).logits[0, -1]
-        probabilities = logits.softmax(-1)
-        return sum(float(probabilities[tokenizer(digit)["input_ids"][0]]) for digit in "56789")
+        return float(logits.softmax(-1)[tokenizer("56789")["input_ids"]].sum())
 
     before, after = pass_rate(tmp_path / "warm"), pass_rate(output)
     assert before < 0.75
     assert after > before + 0.15
-    logged = [e for e in metrics_of(output) if "reward" in e and "loss" in e]
-    assert sum(e["reward"] for e in logged[-3:]) / 3 > sum(e["reward"] for e in logged[:3]) / 3
-    assert logged[-1]["reward_counts/programs"] > 0
-    assert logged[-1]["reward_counts/programs"] + logged[-1]["reward_counts/from_cache"] == 15 * 16
-    results = results_of(output)
-    assert results["method"] == "rlvr"
-    assert results["spent"]["generated_tokens"] > 0
-    table = (output / "samples" / "step-000015.md").read_text()
-    assert table.count("\n| `") == 8
+    last = [e for e in metrics_of(output) if "loss" in e][-1]
+    assert last["reward_counts/programs"] > 0
+    assert last["reward_counts/programs"] + last["reward_counts/from_cache"] == 15 * 16
+    assert results_of(output)["method"] == "rlvr"
+    assert (output / "samples" / "step-000015.md").read_text().count("\n| `") == 8
 
 
 def test_stopped_anywhere_a_resumed_run_ends_the_same(
@@ -136,14 +115,13 @@ def test_prompts_are_the_training_documents_of_the_same_split(
     train_set, validation_set = load_data(recipe, tokenizer)
     reward = make_rewards(recipe.training, recipe.data.columns, Counter())  # type: ignore[arg-type]
     found = rlvr.load_questions(recipe, train_set.index, reward, tokenizer)
-    prompts = [each.prompt for each in found]
     texts = tokenizer.decode(train_set[0]["input_ids"].tolist())
     assert texts.startswith(found[0].prompt + found[0].row["completion"])
     assert len(found) == len(train_set.index) == 29
     assert {each.tokens for each in found} == {4}
     assert validation_set is not None
-    held_out = {tokenizer.decode(validation_set[i]["input_ids"].tolist())[:4] for i in range(1)}
-    assert not held_out & set(prompts)
+    held_out = tokenizer.decode(validation_set[0]["input_ids"].tolist())[:4]
+    assert held_out not in {each.prompt for each in found}
     recipe.training.max_prompt_tokens = 3  # type: ignore[attr-defined]
     with pytest.raises(DataError, match="none of the 29 documents can be used: prompts longer than max_prompt_"):
         rlvr.load_questions(recipe, train_set.index, reward, tokenizer)
@@ -161,14 +139,9 @@ def test_messages_become_conversations(tiny: Path, tmp_path: Path, capsys: Any) 
 
 
 def test_rewards_do_not_see_the_space_that_answers_begin_with() -> None:
-    seen: list[str] = []
-
-    class Spy(RewardFunction):
-        def score(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
-            seen.extend(texts)
-            return [0.0] * len(texts)
-
-    judge = rlvr.Judge([Spy("spy", Counter())], [rlvr.Question({"prompt": "a:"}, "a:", 2)], answers_begin_with=" ")
-    judge._count = lambda *_: None  # type: ignore[method-assign]
-    judge.functions()[0]([" def f():", "  b", "c"], [[1], [1], [1]], [0, 0, 0])
-    assert seen == ["def f():", " b", "c"]
+    reward: Any = Mock(counts=Counter(), score=Mock(return_value=[0.0] * 3))
+    reward.name = "spy"
+    judge = rlvr.Judge([reward], [rlvr.Question({"prompt": "a:"}, "a:", 2)], answers_begin_with=" ")
+    judge._count = Mock()  # type: ignore[method-assign]
+    judge.functions()[0]([" def f():", "  b", "c"], [[1]] * 3, [0, 0, 0])
+    assert reward.score.call_args.args[0] == ["def f():", " b", "c"]

@@ -47,17 +47,18 @@ def loss_of_documents_alone(model: Any, batch: dict[str, torch.Tensor]) -> float
     return float(torch.cat(losses).sum() / targets)
 
 
-class TestMasks:
-    TURNS = (("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "so long"))
-    FORMATS = (
-        {"prompt": "What is 1+1? ", "completion": "It is 2."},
-        {"text": "All of this counts."},
-        {"messages": [{"role": role, "content": content} for role, content in TURNS]},
-    )
+TURNS = (("user", "hi"), ("assistant", "hello"), ("user", "bye"), ("assistant", "so long"))
+FORMATS = (
+    {"prompt": "What is 1+1? ", "completion": "It is 2."},
+    {"text": "All of this counts."},
+    {"messages": [{"role": role, "content": content} for role, content in TURNS]},
+)
 
+
+class TestMasks:
     @pytest.mark.parametrize(("length", "packing"), [(7, False), (16, True), (64, False)])
     def test_labels_are_the_tokens_that_ebft_flags(self, length: int, packing: bool) -> None:
-        dataset = sequences([*self.FORMATS] * 3, length, packing)
+        dataset = sequences([*FORMATS] * 3, length, packing)
         expected = []
         for row in (dataset[place] for place in range(len(dataset))):
             real = row["document_ids"] >= 0
@@ -134,7 +135,6 @@ def test_every_option_trains(tiny: Path, sums: Path, tmp_path: Path) -> None:
     assert results["after"]["eval_cross_entropy"] != results["before"]["eval_cross_entropy"]
     first, last = [entry for entry in metrics_of(adapter) if "loss" in entry]
     assert first["learning_rate"] > last["learning_rate"] > 0
-    assert {p.parent.name for p in adapter.glob("*/COMPLETE")} == {"checkpoint-1", "checkpoint-2"}
     assert (adapter / "final" / "adapter_model.safetensors").exists()
 
 

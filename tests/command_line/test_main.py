@@ -17,8 +17,6 @@ from tests.imports import Ended, run_commands
 # The arguments, the exit code, and what standard error says.
 LIGHT: dict[str, tuple[list[str], int, str]] = {
     "no command": ([], 2, ""),
-    "help": (["--help"], 0, ""),
-    "version": (["--version"], 0, ""),
     "unknown command": (["trian"], 2, "unknown command 'trian'; there is train, sft, rlvr, plan, "),
     "launch": (["train", "--launch", "two"], 2, "--launch takes the number of processes to start; leave it out"),
     "eval option": (["eval", "--modle", "m"], 2, "did you mean '--model'?"),
@@ -47,11 +45,10 @@ def test_answered_without_heavy_imports(name: str, ended: dict[str, Ended]) -> N
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--help"]) == 0
+    assert (cli.main(["--help"]), cli.main(["--version"])) == (0, 0)
     text = capsys.readouterr().out
     assert all(f"\n  ebft {name} " in text for name in cli.COMMANDS)
-    assert (cli.main([]), cli.main(["--version"])) == (2, 0)
-    assert capsys.readouterr().out == f"{text}{__version__}\n"
+    assert text.endswith(f"\n{__version__}\n")
 
 
 ENDS = [

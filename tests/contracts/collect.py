@@ -51,9 +51,6 @@ def plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=lambda other: getattr(other, "value", str(other))))
 
 
-# ---- settings and flags ----------------------------------------------------------------------------------------------
-
-
 def declared(owner: type, name: str) -> str:
     """Type and default; the classes of types by their last names."""
     kind, (f,) = typing.get_type_hints(owner)[name], [f for f in fields(owner) if f.name == name]
@@ -112,9 +109,6 @@ def parameters(function: Any) -> list[str]:
     ]
 
 
-# ---- what a run leaves -----------------------------------------------------------------------------------------------
-
-
 def runs(folder: Path) -> dict[str, list[str]]:
     """Files, metrics and keys of results of a small run, of its evaluation and of a comparison."""
     model = save_tiny_model(folder / "model", byte_tokenizer(pad=END))
@@ -146,9 +140,6 @@ def runs(folder: Path) -> dict[str, list[str]]:
 
 def files_of(folder: Path) -> list[str]:
     return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
-
-
-# ---- shipped recipes -------------------------------------------------------------------------------------------------
 
 
 def load(values: dict[str, Any], command: str) -> dict[str, Any]:

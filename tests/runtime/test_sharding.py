@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,15 +71,3 @@ def test_what_is_gathered_and_when() -> None:
     assert not isinstance(model.lm_head.weight, DTensor), "the head is wanted after the pass"
     sharding.release(model, None)
     assert all(isinstance(p, DTensor) for p in model.parameters())
-
-
-def test_a_sharded_checkpoint_fills_an_ordinary_model(tmp_path: Path) -> None:
-    plain = tiny_model("qwen2")  # its head is its embeddings
-    model = sharded(plain)
-    sharding.save(tmp_path / sharding.MODEL, sharding.weights(model))
-    other = tiny_model("qwen2")
-    for parameter in other.parameters():
-        torch.nn.init.zeros_(parameter)
-    sharding.load_whole(tmp_path, other.to(torch.bfloat16))
-    for name, value in plain.named_parameters():
-        assert torch.equal(other.get_parameter(name), value.to(torch.bfloat16)), name

@@ -12,7 +12,7 @@ import pytest
 
 from ebft.errors import Preempted
 from ebft.runtime import processes
-from ebft.runtime.launch import stop_on_notice
+from ebft.runtime.launch import on_notice, stop_at_once
 from ebft.train import run_folder
 from ebft.train.callbacks import Preemption
 from tests import killed_runs
@@ -145,7 +145,7 @@ def test_a_notice_that_a_library_makes_an_error_of() -> None:
         library(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt), Preemption().listen():
         library(signal.SIGINT)
-    with pytest.raises(Preempted, match="SIGUSR1"), stop_on_notice():
+    with pytest.raises(Preempted, match="SIGUSR1"), on_notice(stop_at_once):
         signal.raise_signal(signal.SIGUSR1)
     with pytest.raises(ValueError, match="Invalid"), Preemption().listen():
         raise ValueError("Invalid bounding box")

@@ -11,9 +11,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from ebft.errors import Preempted
 
@@ -51,20 +52,16 @@ def on_notice(handler: Callable[[int, FrameType | None], None], numbers: Sequenc
             signal.signal(number, earlier)
 
 
-def stop_on_notice() -> AbstractContextManager[None]:
-    """For commands whose work is on disk at any moment: they leave at once."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise Preempted(signal.Signals(number).name)
-
-    return on_notice(leave)
+def stop_at_once(number: int, frame: FrameType | None = None) -> NoReturn:
+    """The handler of commands whose work is on disk at any moment."""
+    raise Preempted(signal.Signals(number).name)
 
 
 def _pass_on(number: int, frame: FrameType | None) -> None:
     """To the processes themselves, not to their groups, in which others load data for them."""
     children = [int(pid) for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()]
     if not children:
-        raise Preempted(signal.Signals(number).name)
+        stop_at_once(number)
     for pid in children:
         os.kill(pid, number)
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ebft.errors import ConfigError, Preempted, nearest
+from ebft.errors import ConfigError, Preempted
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -45,11 +45,6 @@ def start(config: TrainingArguments) -> None:
 
     On CPUs transformers would forget the timeout; on GPUs it does not, and joins itself.
     """
-    from transformers.integrations.integration_utils import get_available_reporting_integrations
-
-    there = get_available_reporting_integrations()
-    if missing := [name for name in config.report_to or () if name not in there]:
-        raise ConfigError(f"report_to={missing[0]!r} is not known or not installed{nearest(missing[0], there)}")
     # Of what `accelerate launch` asks for, transformers' own sharding does not fit.
     asked = os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
     if asked and getattr(config, "sharding", None) is None:
