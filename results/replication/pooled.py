@@ -62,7 +62,7 @@ def metrics_of(columns: dict[str, list[float | None]]) -> dict[str, Measured]:
 
 
 def drawn(one: Measured, draw: int | None) -> Measured:
-    return Measured(one.value, one.pulls, draw, one.count)
+    return Measured(one.value, one.pulls, draw)
 
 
 if __name__ == "__main__":

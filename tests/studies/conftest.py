@@ -48,7 +48,6 @@ def make_run(
     method: str = "ebft",
     finished: bool = True,
     spent: bool = True,
-    records: bool = True,
     tilt: float = 0.0,
     **changes: Any,
 ) -> Path:
@@ -64,7 +63,7 @@ def make_run(
     results: dict[str, Any] = {"method": method, "ruler": {**RULER, **changes}}
     if finished:
         results["steps"] = 10 * (len(values) - 1)
-    if finished and values and records:
+    if finished and values:
         last, results["after"] = values[-1], {"eval_cfm": values[-1]}
         # Three sequences of very different difficulty: `tilt` makes the first easier and the last harder.
         of_all = {"tokens": 10, "contexts": 2, "whitened_proxy": -last}

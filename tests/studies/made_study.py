@@ -71,7 +71,7 @@ def _make_evaluation(folder: Path, level: float, draw: random.Random) -> None:
             for sample in range(samples):
                 right = is_solved if decoding == "greedy" else is_solved and draw.random() > 0.3
                 of = {"task_id": key, "sample": sample}
-                answers.append({**of, "completion": f"return {sample} # {folder.name} {NASTY}"})
+                answers.append({**of, "completion": f"return {sample} # {folder.name} {NASTY}", "finish": "stop"})
                 message = "" if right else f"AssertionError: {NASTY}"
                 scores.append({**of, "status": "passed" if right else "failed", "message": message})
         write_jsonl(folder / f"humaneval.{decoding}.jsonl", answers)

@@ -43,7 +43,7 @@ if how == "fail" or (how == "once" and first_time) or (how == "diverge" and rate
     print("ebft: this point fails\nebft: there is no checkpoint yet", file=sys.stderr)
     sys.exit(2)
 try:
-    time.sleep(60 if how == "wait" else 0.3)
+    time.sleep(60 if how == "wait" else 0.1)
 except KeyboardInterrupt:
     (output / "interrupted").touch()
     sys.exit(130)

@@ -68,9 +68,6 @@ class TestFewItems:
         found = difference([of([1.0, 1.0, 1.0])], [of([0.0, 0.0, 0.0])])
         assert found.p == 0.25  # two of eight patterns of signs
 
-    def test_no_difference_is_none(self) -> None:
-        assert difference([of([0.0, 1.0])], [of([0.0, 1.0])]).p == 1.0
-
 
 class TestSeeds:
     def test_paired_seeds_by_hand(self) -> None:
@@ -93,16 +90,6 @@ class TestSeeds:
         freedom = (seeds + items) ** 2 / (seeds**2 / 1 + items**2 / 2)
         assert found.error == pytest.approx(stats.t.ppf(0.975, freedom) * math.sqrt(seeds + items))
         assert found.seeds == 2
-
-    def test_seeds_that_disagree_widen_the_interval(self) -> None:
-        rng = random.Random(0)
-        items = [rng.gauss(0, 1) for _ in range(50)]
-        zero = [of([0.0] * 50, seed) for seed in (0, 1)]
-        agree = difference([of([i + 1 for i in items], seed) for seed in (0, 1)], zero)
-        disagree = difference([of([i + 1 + 2 * seed - 1 for i in items], seed) for seed in (0, 1)], zero)
-        assert agree.value == pytest.approx(disagree.value)
-        assert agree.p < 1e-6
-        assert disagree.p > 0.05
 
     def test_intervals_cover_and_tests_are_not_too_sure(self) -> None:
         """Models whose seeds and items both vary, and whose methods do not differ: the 95 % interval of the difference
@@ -142,9 +129,8 @@ class TestRates:
         assert found.interval.high == pytest.approx(0.5615, abs=1e-4)
 
     def test_seeds_that_vary_widen_it(self) -> None:
-        narrow, wide = wilson(0.5, 100, 0.0001), wilson(0.5, 100, 0.01)
-        assert narrow == wilson(0.5, 100)
-        assert wide == wilson(0.5, 25)
+        assert wilson(0.5, 100, 0.0001) == wilson(0.5, 100)
+        assert wilson(0.5, 100, 0.01) == wilson(0.5, 25)
 
 
 class TestManyTests:
@@ -188,7 +174,6 @@ class TestItemsThatCountNothing:
         beside = [[measured(SumsAndCounts([*given, 0.0], [*counts, 0]), 0)] for given in (sums, other)]
         assert difference(*beside) == difference(*alone)
         assert repr(summarise(beside[0])) == repr(summarise(alone[0]))  # with p NaN, which equals nothing
-        assert alone[0][0].count == 4
 
     def test_items_that_count_in_one_run_only(self) -> None:
         """To first order the mean moves by the mean of the pulls: each run's add up to 0, scaled to all items."""

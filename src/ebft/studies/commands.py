@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Sequence
 
 from ebft.config.evaluation import EvalOptions
@@ -82,10 +81,9 @@ def run(study: Study, command: Sequence[str], options: Namespace) -> tuple[int, 
 
 
 def _states(plan: Plan) -> list[str]:
-    lengths = ", ".join(f"{count} of {length}" for length, count in Counter(run.length for run in plan.runs).items())
-    counts = f"{len(plan.runs)} training runs ({lengths}) and {len(plan.evaluations)} evaluations"
+    counts = f"jobs: {len(plan.runs)} training runs and {len(plan.evaluations)} evaluations"
     counts += f", {len(plan.jobs) - len(plan.unfinished)} of them finished; {plan.unknown} more wait for a search"
-    return [*(f"{job.name}: {job.state}" for job in plan.jobs), f"jobs: {counts}"]
+    return [*(f"{job.name}: {job.state}" for job in plan.jobs), counts]
 
 
 def _write_manifest(plan: Plan, command: Sequence[str]) -> None:
@@ -154,12 +152,11 @@ def _options(parser: Parser, arguments: list[str]) -> Namespace:
 
 
 def study(arguments: list[str]) -> int:
-    if arguments[:1] == ["run"]:
-        return _study_run(arguments[1:])
-    if arguments[:1] == ["report"]:
-        return _study_report(arguments[1:])
+    what, *rest = arguments or [""]
+    if what in ("run", "report"):
+        return _study_run(rest) if what == "run" else _study_report(rest)
     usage = f"usage: ebft study run {_STUDY_RUN}; or ebft study report DIR [--output DIR] [--paper]"
-    if arguments[:1] not in (["-h"], ["--help"]):
+    if what not in ("-h", "--help"):
         raise ConfigError(usage)
     print(usage)
     return 0

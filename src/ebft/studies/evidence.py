@@ -3,7 +3,6 @@ what is missing, broken or does not compare. Only files are read; a run or study
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -17,7 +16,7 @@ from ebft.config.evaluation import HARMLESS
 from ebft.config.method import settings_that_change
 from ebft.errors import ConfigError
 from ebft.evaluate.tables import by_problem, is_scored
-from ebft.method.measures import NAMES, Record, SumsAndCounts, differences, sums_by_metric
+from ebft.method.measures import NAMES, Record, SumsAndCounts, sums_by_metric
 from ebft.runtime.files import Json, read_json, read_jsonl
 from ebft.studies.statistics import Corpus, Measured, measured
 from ebft.studies.study import last_error
@@ -59,8 +58,8 @@ class Run:
         """The last known value of everything, such as `step` and `spent/tokens`."""
         return {key: value for entry in self.entries for key, value in entry.items()}
 
-    def numbers(self, metrics: Iterable[str], first: Run) -> Json:
-        """For compare.json: curves, and differences from the first run, sequence by sequence."""
+    def numbers(self, metrics: Iterable[str]) -> Json:
+        """For compare.json."""
         found: Json = {"folder": str(self.folder), "method": self.method, "finished": self.finished, "metrics": {}}
         for metric in metrics:
             key = f"eval_{metric}"
@@ -69,12 +68,6 @@ class Run:
                 | {title: entry[column] for column, title in AXES.values() if entry.get(column) is not None}
                 for entry in self.measured(key)
             ]
-        differ, moved = validated_apart(self, first), differences(self.records, first.records)
-        found["against_first"] = {
-            metric: {"difference": one.mean, "standard_error": one.standard_error}
-            for metric, one in moved.items()
-            if self is not first and compares(metric, differ)
-        }
         return found
 
 
@@ -82,18 +75,13 @@ def read_run(folder: Path) -> Run:
     folder = folder.expanduser()
     if not (folder / METRICS_FILE).is_file():
         raise ConfigError(f"{folder} is no output folder of a run, or nothing is logged yet: no {METRICS_FILE}")
-    file = folder / "results.json"
-    try:
-        results: Json = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        entries = read_jsonl(folder / METRICS_FILE)
-        records = read_jsonl(folder / "validation-after.jsonl") if "after" in results else []
-    except ValueError as error:
-        raise ConfigError(f"{folder} holds a file that is not valid JSON ({error})") from None
+    results: Json = read_json(folder / "results.json") or {}
+    records = read_jsonl(folder / "validation-after.jsonl") if "after" in results else []
     ruler = results.get("ruler")
     expected = (ruler or {}).get("validation_sequences", len(records))
     if records and len(records) != expected:  # a part of them would be compared as if it were all
         raise ConfigError(f"{folder}: validation-after.jsonl holds {len(records)} of {expected} sequences: cut off")
-    name, method = folder.resolve().name, results.get("method", "ebft")
+    name, method, entries = folder.resolve().name, results.get("method", "ebft"), read_jsonl(folder / METRICS_FILE)
     return Run(name, folder, method, "steps" in results, ruler, entries, records)
 
 
@@ -273,11 +261,8 @@ def _read_evaluation(model: Model, folder: Path, error: str | None) -> None:
     if error:
         model.problems.append(f"its evaluation failed, and the numbers are of one before: {error}")
     for task, entry in model.results.items():
-        try:
-            scores = _scores_of_task(task, entry, folder, model.seed)
-            model.scores |= {f"{task} {name}": score for name, score in scores.items()}
-        except (KeyError, TypeError, ValueError) as broken:
-            model.problems.append(f"its evaluation of {task} is broken: {type(broken).__name__} {broken}")
+        scores = _scores_of_task(task, entry, folder, model.seed)
+        model.scores |= {f"{task} {name}": score for name, score in scores.items()}
 
 
 def _scores_of_task(task: str, entry: Json, folder: Path, seed: int | None) -> Scores:
@@ -290,9 +275,8 @@ def _scores_of_task(task: str, entry: Json, folder: Path, seed: int | None) -> S
     }
     if task == "calibration":
         records = [r for r in read_jsonl(folder / "calibration.jsonl") if r["sequence"] < entry["sequences"]]
-        if len(records) < entry["sequences"]:
-            raise ValueError(f"calibration.jsonl holds {len(records)} of {entry['sequences']} sequences")
-        of_items = _by_sequence(records, seed)
+        # While they are measured anew, nothing is known of items.
+        of_items = _by_sequence(records, seed) if len(records) == entry["sequences"] else {}
         return scores | {name: score for name, score in of_items.items() if name in scores or "cfm_at_" in name}
     if task == "translation":
         rows = read_jsonl(folder / "translation.greedy.scores.jsonl")

@@ -7,8 +7,6 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ebft.evaluate.tables import over_lengths
 from ebft.method.measures import along_training
 from ebft.runtime.messages import plot_label
@@ -20,9 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-# Told apart also by people who do not see all colours (Okabe and Ito), and readable on white and on black.
+# Told apart also by people who do not see all colours (Okabe and Ito).
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f", "#6b4c9a", "#a6761d")
-_MOST_POINTS = 300  # of a curve: more cannot be seen
 _OF_TRAINING = ("loss", "reward", "entropy", "kl", "grad_norm", "ebft/cfm", "ebft/distinct")
 
 
@@ -33,10 +30,12 @@ def draw(evidence: Evidence) -> dict[str, Figure]:
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def saved(figure: Figure, kind: str) -> bytes:
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=120, format=kind, transparent=kind == "svg")
-    return picture.getvalue()
+def saved(figure: Figure) -> tuple[bytes, bytes]:
+    """As SVG and as PNG."""
+    svg, png = io.BytesIO(), io.BytesIO()
+    figure.savefig(svg, format="svg", transparent=True)
+    figure.savefig(png, format="png", dpi=120)
+    return svg.getvalue(), png.getvalue()
 
 
 def training_figure(evidence: Evidence, axis: str) -> Figure | None:
@@ -83,9 +82,7 @@ def _over_seeds(seeds: Sequence[Sequence[tuple[object, ...]]]) -> DataFrame | No
     error = found.error.fillna(0.0) * (len(frames) == 1)
     found = found.assign(low=grouped.y.min() - error, high=grouped.y.max() + error)
     found = found[grouped.y.count() == len(frames)]
-    if found.empty or found.x.isna().any():
-        return None
-    return found.iloc[np.unique(np.linspace(0, len(found) - 1, _MOST_POINTS).astype(int))]
+    return None if found.empty or found.x.isna().any() else found
 
 
 def _profile_figure(evidence: Evidence) -> Figure | None:

@@ -8,18 +8,14 @@ import math
 import shutil
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ebft.errors import ConfigError
 from ebft.runtime.files import Json, json_ready, read_jsonl, write_json, write_text
 from ebft.studies import figures, tables
 from ebft.studies.evidence import AXES, VALIDATION, Evidence, read_runs, read_study_folder, validation_metrics
 from ebft.studies.tables import Table, Test, markdown_text, name_of, shown, summary_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PAGE, TEXT, TABLES, FIGURES = "report.html", "report.md", "tables", "figures"
 COMPARED = PNG, HTML, NUMBERS = "compare.png", "compare.html", "compare.json"
@@ -56,10 +52,10 @@ def write(study: str, output: str | None = None, paper: bool = False) -> Report:
     for table in every:
         write_text(place / TABLES / f"{table.name}.csv", table.as_csv())
         write_text(place / TABLES / f"{table.name}.tex", table.as_latex())
-    drawn = figures.draw(evidence)
-    for name, figure in drawn.items():
-        for kind in ("svg", "png"):
-            (place / FIGURES / f"{name}.{kind}").write_bytes(figures.saved(figure, kind))
+    drawn = {name: figures.saved(figure) for name, figure in figures.draw(evidence).items()}
+    for name, (svg, png) in drawn.items():
+        (place / FIGURES / f"{name}.svg").write_bytes(svg)
+        (place / FIGURES / f"{name}.png").write_bytes(png)
     title, verdicts = str(manifest["study"]), _verdicts(tables.rankings(evidence, metrics))
     made_with = {name: str(manifest.get(name, "")) for name in ("started", "command", "machine")}
     page: Json = {"title": title, "notes": evidence.notes, "verdicts": verdicts, "tables": every}
@@ -77,12 +73,12 @@ def _check_place(place: Path, file: str) -> None:
         raise ConfigError(f"--output {place} is not empty and holds no {file}; choose another folder")
 
 
-def _page(page: Json, drawn: Mapping[str, Figure]) -> str:
+def _page(page: Json, drawn: Mapping[str, tuple[bytes, bytes]]) -> str:
     """One HTML file that loads nothing. Whatever is put into it is escaped; an SVG can run nothing as an image."""
     from jinja2 import Environment
 
-    template = files("ebft.studies").joinpath("report.html.j2").read_text(encoding="utf-8")
-    pictures = {name: base64.b64encode(figures.saved(figure, "svg")).decode() for name, figure in drawn.items()}
+    template = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
+    pictures = {name: base64.b64encode(svg).decode() for name, (svg, _) in drawn.items()}
     return Environment(autoescape=True).from_string(template).render(page, figures=pictures)
 
 
@@ -144,18 +140,16 @@ def compare(folders: Sequence[str], output: str, axis: str = "steps", names: Seq
     metrics, figure = validation_metrics(evidence.runs.values()), figures.training_figure(evidence, axis)
     if not metrics or figure is None:
         raise ConfigError(f"these runs have not logged validation metrics over {axis} yet; wait, or use --x steps")
-    every = [
-        tables.validation_table(evidence, metrics),
-        tables.differences_table(evidence, [f"{VALIDATION} {metric}" for metric in metrics]),
-        tables.costs_table(evidence),
-        tables.settings_table(evidence),
-    ]
+    validation = tables.validation_table(evidence, metrics)
+    differences = tables.differences_table(evidence, [f"{VALIDATION} {metric}" for metric in metrics])
+    every = [validation, differences, tables.costs_table(evidence), tables.settings_table(evidence)]
     every = [table for table in every if len(table.cells)]
     place.mkdir(parents=True, exist_ok=True)
-    first = next(iter(evidence.runs.values()))
-    numbers = {name: run.numbers(metrics, first) for name, run in evidence.runs.items()}
-    write_json(place / NUMBERS, json_ready({"runs": numbers, "notes": evidence.notes}))
-    (place / PNG).write_bytes(figures.saved(figure, "png"))
+    numbers: Json = {"runs": {name: run.numbers(metrics) for name, run in evidence.runs.items()}}
+    numbers |= {"differences": differences.numbers.to_dict("records"), "notes": evidence.notes}
+    write_json(place / NUMBERS, json_ready(numbers))
+    pictures = figures.saved(figure)
+    (place / PNG).write_bytes(pictures[1])
     page: Json = {"title": "Runs compared", "notes": evidence.notes, "tables": every}
-    write_text(place / HTML, _page(page, {f"Over {AXES[axis][1]}": figure}))
+    write_text(place / HTML, _page(page, {f"Over {AXES[axis][1]}": pictures}))
     return Report(every, [], evidence.notes, [place / name for name in COMPARED])

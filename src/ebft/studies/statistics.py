@@ -41,7 +41,6 @@ class Measured:
     # NaN: an item that counts nothing, such as a sequence without contexts. None: nothing is known of items.
     pulls: np.ndarray | None = None
     seed: int | None = None  # None: nothing was trained
-    count: float = 0  # tokens, contexts or problems behind the value
     items: tuple[object, ...] = ()  # what they are: only the same ones are compared
     error: float | None = None  # standard error, where nothing is known of items
 
@@ -90,7 +89,7 @@ def measured(given: SumsAndCounts, seed: int | None = None, items: tuple[object,
     value, influences = linearized(given, observed.tolist())
     pulls = np.full(len(given.counts), np.nan)
     pulls[observed] = influences
-    return Measured(value, pulls, seed, math.fsum(given.counts), items)
+    return Measured(value, pulls, seed, items)
 
 
 def summarise(runs: Runs, is_rate: bool = False) -> Summary:
@@ -210,16 +209,12 @@ def draws(corpus: Corpus, times: int = DRAWS) -> np.ndarray:
     return np.array([_score(corpus.metric, count @ corpus.statistics) for count in counts])
 
 
-@cache
-def _formula(metric: str) -> Any:
+def _score(metric: str, sums: np.ndarray) -> float:
     from sacrebleu.metrics import BLEU, CHRF
 
-    return {"bleu": BLEU, "chrf": CHRF}[metric]()  # how sentences were tokenised is in their statistics
-
-
-def _score(metric: str, sums: np.ndarray) -> float:
-    # It has no public name; the standard errors of `ebft eval` use it too.
-    return float(_formula(metric)._compute_score_from_stats(sums.tolist()).score)
+    # How sentences were tokenised is in their statistics. It has no public name; the errors of `ebft eval` use it too.
+    formula = {"bleu": BLEU, "chrf": CHRF}[metric]()
+    return float(formula._compute_score_from_stats(sums.tolist()).score)
 
 
 def wilson(share: float, trials: float, spread: float = 0.0) -> Interval:
@@ -240,8 +235,8 @@ def wilson(share: float, trials: float, spread: float = 0.0) -> Interval:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjusted for the number of tests by Holm's method. A test that could not be made (NaN) is none."""
-    order = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
-    adjusted, largest = [math.nan] * len(p_values), 0.0
-    for rank, (p, place) in enumerate(order):
-        adjusted[place] = largest = max(largest, min(1.0, (len(order) - rank) * p))
-    return adjusted
+    found = np.array(p_values, dtype=float)
+    order = found.argsort()  # with NaN at the end
+    factors = np.count_nonzero(~np.isnan(found)) - np.arange(len(found))
+    found[order] = np.maximum.accumulate(np.minimum(factors * found[order], 1.0))
+    return found.tolist()

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from ebft.config.evaluation import BORROWED, EvalOptions
-from ebft.config.recipe import as_given, check_given, field_types, find_recipe, load_recipe, read_values
+from ebft.config.recipe import check_given, field_types, find_recipe, load_recipe, read_values
 from ebft.config.settings import Values, check_name, typed
 from ebft.errors import ConfigError, nearest
 from ebft.method.measures import NAMES, smaller_is_better
@@ -234,7 +234,7 @@ class Job:
     output: Path
     arguments: list[str]
     settings: Values  # of its recipe, or the options of the evaluation
-    needed: dict[Path, str]  # a small file that is written before it starts
+    needed: tuple[Path, str]  # a small file that is written before it starts, and its text
     finished: bool
 
     @property
@@ -251,10 +251,10 @@ class Job:
         return "stopped" if self.log.exists() and self.log.stat().st_size else "to do"
 
     def prepare(self) -> None:
-        for file in (self.log, *self.needed):
-            file.parent.mkdir(parents=True, exist_ok=True)
-        for file, text in self.needed.items():
-            write_text(file, text)
+        file, text = self.needed
+        for place in (self.log, file):
+            place.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, text)
         self.log.touch()  # it was tried, even if Slurm never comes to run it
 
 
@@ -266,11 +266,6 @@ class Run(Job):
     chosen: Values  # of what is searched
     seed: int | None
     validated: float | None  # what the search chooses by, after training; None: it is no number
-
-    @property
-    def length(self) -> str:
-        steps, epochs = (as_given(n, self.settings, self.row.command) for n in ("max_steps", "num_train_epochs"))
-        return f"{steps:,} steps" if steps > 0 else f"{epochs:g} epochs"  # type: ignore[operator]
 
 
 def last_error(log: Path) -> str | None:
@@ -353,7 +348,7 @@ class Plan:
         # With this very recipe; after a change, such as more steps, it has to continue.
         before = yaml.safe_load((output / "recipe.yaml").read_text(encoding="utf-8")) if "steps" in results else None
         finished = before is not None and _anywhere(before, name) == _anywhere(given, name)
-        needed = {recipe: yaml.safe_dump(given, sort_keys=False)}
+        needed = recipe, yaml.safe_dump(given, sort_keys=False)
         log = self._folder / "logs" / f"{name}.log"
         self._runs[name] = Run(name, log, output, arguments, given, needed, finished, row, chosen, seed, validated)
         return self._runs[name]
@@ -382,7 +377,7 @@ class Plan:
         is_of_model = not mark.exists() or mark.read_text(encoding="utf-8") == text  # else it was trained further since
         finished = is_of_model and _is_evaluated(output, options)
         log = self._folder / "logs" / f"{name}.log"
-        return Job(name, log, output, ["eval", *flags], given, {mark: text}, finished)
+        return Job(name, log, output, ["eval", *flags], given, (mark, text), finished)
 
 
 def _anywhere(settings: Values, name: str) -> str:

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ebft.config.method import ONLY_EBFT
@@ -54,8 +54,9 @@ class Table:
         # A bracket that begins a row would be read as an option of the line break before it.
         return f"% {shown(f'{self.title}. {self.caption}')}\n" + text.replace("\n[", "\n{}[")
 
-    def as_csv(self) -> str:
-        """Numbers as they are; intervals in columns of their own."""
+    @property
+    def numbers(self) -> DataFrame:
+        """As they are; intervals in columns of their own."""
         import pandas as pd
 
         columns: dict[str, list[Cell]] = {}
@@ -64,7 +65,10 @@ class Table:
             ends = [c.interval if isinstance(c, Summary) else None for c in cells]
             for place, end in enumerate(Interval._fields if any(ends) else ()):
                 columns[f"{title}: {end}"] = [None if found is None else found[place] for found in ends]
-        return pd.DataFrame(columns, dtype=object).map(_no_formula).rename(columns=_no_formula).to_csv(index=False)
+        return pd.DataFrame(columns, dtype=object)
+
+    def as_csv(self) -> str:
+        return self.numbers.map(_no_formula).rename(columns=_no_formula).to_csv(index=False)
 
 
 def shown(cell: Cell) -> str:
@@ -200,9 +204,8 @@ def metrics_table(evidence: Evidence, metrics: Sequence[str], name: str, title: 
     """Means over seeds. Never a zero: what is not there is said."""
     rows = []
     for row in evidence.rows if metrics else ():
-        missing = "missing" if any(model.problems for model in row.models) else ""
         seeds = "" if row.kind == "base" else str(sum(bool(model.scores) for model in row.models))
-        values = {short_name(metric): summary_of(row, metric) or missing for metric in metrics}
+        values = {short_name(metric): summary_of(row, metric) or "missing" for metric in metrics}
         rows.append({"method": row.title, "seeds": seeds, **values})
     return Table(name, title, rows, f"Means over seeds with 95 % intervals; {caption}")
 
@@ -237,8 +240,7 @@ def paper_tables(task: str | None) -> list[Table]:
         "Copied from the paper, not measured here: best results per method, means over its models and benchmarks. CE "
         "and FM: cross-entropy and feature-matching loss on its validation data; ws.: after a warm start."
     )
-    with files("ebft.studies").joinpath("paper_numbers.csv").open(encoding="utf-8") as lines:
-        of_tasks = pd.read_csv(lines, index_col="task").groupby("task")
+    of_tasks = pd.read_csv(Path(__file__).with_name("paper_numbers.csv"), index_col="task").groupby("task")
     every = {str(name): rows.dropna(axis=1).to_dict("records") for name, rows in of_tasks}
     return [
         Table(f"paper-{name.replace('_', '-')}", f"The paper's own numbers: {name}", every[name], caption)
