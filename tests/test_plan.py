@@ -10,12 +10,11 @@ import pytest
 import yaml
 from transformers import Qwen2Config
 
-from ebft import cli, plan
+from ebft import cli
 from ebft.config.recipe import load_recipe
-from ebft.plan_memory import GIB, Run, Shape
+from ebft.plan_memory import GIB
 
 pytestmark = pytest.mark.usefixtures("offline")
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 # The shape of Qwen2.5-1.5B, and what is other in 7B.
 SIZES = dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12)
 SIZES |= dict(vocab_size=151936, num_key_value_heads=2, tie_word_embeddings=True)
@@ -38,12 +37,7 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
 
 @pytest.mark.parametrize(
     ("gpus", "gib", "strategy", "checkpointing"),
-    [
-        (1, 165, "whole model", True),
-        (8, 80, "fsdp2", False),
-        (1, 48, "lora", False),
-        (1, 14, "qlora", True),
-    ],
+    [(1, 165, "whole model", True), (8, 80, "fsdp2", False), (1, 48, "lora", False), (1, 14, "qlora", True)],
 )
 def test_what_gives_up_least_comes_first(
     gpus: int, gib: int, strategy: str, checkpointing: bool, model: Path, capsys: pytest.CaptureFixture[str]
@@ -86,9 +80,8 @@ def test_the_recipe_is_ready_to_paste(model: Path, tmp_path: Path, capsys: pytes
     given = ["plan", "--model", str(model), "--gpus", "8", "--gpu", "H100", "--tokens", "5e6", "--gamma", "0.1"]
     assert cli.main(given) == 0
     printed = capsys.readouterr().out
-    for words in ("As given: ddp, ", "Recommended for 8 x 80 GiB: fsdp2, ", " s a step and ", " an epoch: it fits."):
+    for words in ("As given: ddp, ", "Recommended for 8 x 80 GiB: fsdp2, ", " an epoch: it fits.", "yaml --launch 8\n"):
         assert words in printed
-    assert "As recipe.yaml: ebft train --config recipe.yaml --launch 8\n" in printed
     values = yaml.safe_load(printed.split("\n\n")[1])
     assert values["gamma"] == 0.1
     assert load_recipe(None, values).training.sharding is not None
@@ -124,17 +117,3 @@ def test_nothing_fits_and_what_is_wrong(model: Path, tmp_path: Path, capsys: pyt
     ):
         assert cli.main(["plan", *arguments]) == 2
         assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["smollm2-135m", "llama3.2-1b", "qwen2.5-1.5b-trees", "qwen2.5-1.5b-lora"])
-def test_times_are_near_those_that_were_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(RESULTS.parent))
-    import step
-    from tests.test_plan_memory import run_of
-
-    found = json.loads((RESULTS / f"step-h200-{name}.json").read_text())
-    settings = found["settings"]
-    given = {name: settings[name] for name in ("context_length", "horizon", "stride", "samples", "lora")}
-    shape = Shape(step.SIZES[settings["size"]].config().to_dict())
-    run: Run = run_of(shape, per_device_train_batch_size=settings["sequences"], **given)
-    assert plan._seconds(run, "h200") == pytest.approx(found["seconds"]["packed"]["iteration"]["median"], rel=0.25)

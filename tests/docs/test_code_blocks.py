@@ -32,16 +32,15 @@ from tests.problems.rows import HUMANEVAL
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-SUMS = [(a, b) for a in range(9) for b in range(9)]
 ANSWER = "all together, as anybody can count on two hands or more."
-ROWS = [{"prompt": f"{a} and {b} are ", "completion": f"{a + b}, {ANSWER}"} for a, b in SUMS]
+ROWS = [{"prompt": f"{n // 9} and {n % 9} are ", "completion": f"{n // 9 + n % 9}, {ANSWER}"} for n in range(81)]
 # What a page's Python may take for granted.
 GIVEN = """
 from transformers import AutoModelForCausalLM, AutoTokenizer
 model, tokenizer = (c.from_pretrained("path/or/name") for c in (AutoModelForCausalLM, AutoTokenizer))
 prompts = ["1 and 1 are", "2 and 2 are"]
 """
-# Added to the runs of tutorials, to make them quick, beside `one_step`.
+# Added to the runs of tutorials, to make them quick.
 TINY = "--limit_documents 120 --validation_split 20 --validation_sequences 2"
 
 
@@ -51,7 +50,6 @@ class Block:
     line: int
     language: str
     code: str
-    not_run: bool = False
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -64,21 +62,22 @@ class Block:
 
 
 def blocks(page: Path, *languages: str) -> list[Block]:
+    """Without those that are not run."""
     text, fence = page.read_text("utf-8"), r"(<!-- not run: \w.*? -->\n\n)?^```(\w+)\n(.*?)^```$"
-    found = re.finditer(fence, text, re.MULTILINE | re.DOTALL)
-    every = [Block(page, text.count("\n", 0, m.start(3)), m[2], m[3], m[1] is not None) for m in found]
-    return [block for block in every if block.language in languages]
+    found = [m for m in re.finditer(fence, text, re.MULTILINE | re.DOTALL) if m[1] is None and m[2] in languages]
+    return [Block(page, text.count("\n", 0, m.start(3)), m[2], m[3]) for m in found]
 
 
 PYTHON = [page for page in PAGES if page.parent.name != "tutorials" and blocks(page, "python")]
 COMMANDS = [block for page in PAGES for block in blocks(page, "bash") if block.commands]
-SETTINGS = [block for page in PAGES for block in blocks(page, "yaml") if not block.not_run]
+SETTINGS = [block for page in PAGES for block in blocks(page, "yaml")]
 OF_TRAINING = {**field_types("sft"), **field_types("rlvr")}
 
 
 @pytest.fixture
-def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No run makes more than one step, whatever a page says."""
+def workshop(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> Path:
+    """A folder with the files that pages talk about. Models of the hub are folders of that name, and tiny. No run makes
+    more than one step, whatever a page says."""
     complete = EBFTConfig.__post_init__
 
     def cut(config: EBFTConfig) -> None:
@@ -86,11 +85,6 @@ def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
         complete(config)
 
     monkeypatch.setattr(EBFTConfig, "__post_init__", cut)
-
-
-@pytest.fixture
-def workshop(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None, one_step: None) -> Path:
-    """A folder with the files that pages talk about. Models of the hub are folders of that name, and tiny."""
     monkeypatch.chdir(tmp_path)
     for name in ("path/or/name", "HuggingFaceTB/SmolLM2-135M-Instruct", "cache/models/smollm2-135m", "runs/mine/final"):
         shutil.copytree(tiny, tmp_path / name)
@@ -106,8 +100,7 @@ def test_python_runs(page: Path, workshop: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(GIVEN, names)
     for block in blocks(page, "python"):
-        if not block.not_run:
-            run_python(block, names)
+        run_python(block, names)
 
 
 @pytest.mark.parametrize("page", notebooks.TUTORIALS.values(), ids=lambda page: page.stem)
