@@ -36,7 +36,7 @@ from ebft.runtime.files import Json
 from ebft.runtime.processes import sum_over_processes
 from ebft.runtime.timing import Clock
 
-Part = TypeVar("Part", "Rollouts", "Scores")
+Part = TypeVar("Part", "Rollouts", "Scores", OnHost)
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Rollouts:
 
 
 def join(parts: Sequence[Part]) -> Part:
-    """What was found for one batch after the other, as for all of them at once."""
+    """What is known of one batch after the other, as of all of them at once."""
     columns = {name: [vars(part)[name] for part in parts] for name in vars(parts[0])}
     joined: Json = {k: None if v[0] is None else torch.cat(v) for k, v in columns.items()}
     return type(parts[0])(**joined)
@@ -84,7 +84,7 @@ def make_layout(
 
 
 def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_ids: Tensor | None) -> None:
-    """At least one anchor must fit somewhere in the first 2,000."""
+    """At least one anchor must fit somewhere in the first 2,000 rows."""
     for row in range(min(len(dataset), 2000)):
         layout = make_layout(collate([dataset[row]])["on_host"], config, config.samples, end_token_ids)
         if bool(layout.anchor_mask.any()):
@@ -107,9 +107,8 @@ def roll_out(
     end_token_ids: Tensor | None,
 ) -> tuple[Rollouts, Tensor]:
     """Rollouts, and the hidden states of their contexts [b, T, H]."""
-    settings = (config.attention_backend, config.trees)
-    sampling = (config.temperature, None, None)
-    completions, entropy, context = draw(model, input_ids, layout, sampling, seeds, end_token_ids, *settings)
+    how = ((config.temperature, None, None), seeds, end_token_ids, config.attention_backend, config.trees)
+    completions, entropy, context = draw(model, input_ids, layout, *how)
     lengths = None if end_token_ids is None else layout.completion_lengths(completions, end_token_ids)
     return Rollouts(completions, lengths, entropy, token_groups(completions)), context
 
@@ -213,7 +212,7 @@ class Window:
 
     micro_batches: list[Batch]
     totals: dict[str, Tensor]  # of `_counts` and `_metric_sums`
-    metrics: dict[str, Tensor | float]
+    metrics: dict[str, Tensor]
     example: dict[str, Tensor]  # the first sequence, for the table of samples
     loss_sums: dict[str, Tensor] = field(default_factory=dict)  # over the micro-batches so far, of this process
 
@@ -240,7 +239,7 @@ def prepare_window(
     rows, device = input_ids.shape[0], input_ids.device
     clock = clock or Clock(device)
     seeds = sequence_seeds(config.seed, step, torch.cat([batch["sequence_id"] for batch in batches]))
-    on_host = OnHost.joined([batch["on_host"] for batch in batches])
+    on_host = join([batch["on_host"] for batch in batches])
     layout = make_layout(on_host, config, config.samples, end_token_ids, round_up=device.type == "cuda").to(device)
     at_once = config.rollout_batch_size or rows
     parts = [slice(start, min(start + at_once, rows)) for start in range(0, rows, at_once)]
@@ -256,19 +255,19 @@ def prepare_window(
     advantages = leave_one_out_advantages(scores.alignment, scores.diversity, config.alpha)
     sums = _metric_sums(rollouts, scores, layout, config.alpha)
     totals = sum_over_processes(_counts(on_host, layout, rollouts, to_score, to_train) | sums)
-    contexts = totals["contexts"].clamp(min=1)
-    metrics: dict[str, Tensor | float] = {name: totals[name] / contexts for name in sums}
-    metrics["entropy"] = totals["entropy"] / totals["generated_tokens"].clamp(min=1)
+    contexts, generated = (totals[name].clamp(min=1) for name in ("contexts", "generated_tokens"))
+    metrics = {name: totals[name] / contexts for name in sums}
+    metrics["entropy"] = totals["entropy"] / generated
     metrics["ebft/anchors"] = totals["contexts"] / totals["sequences"]
     metrics["ebft/packed_tokens"] = totals["packed_tokens"]
-    metrics["ebft/shared"] = 1 - totals["nodes"] / totals["generated_tokens"].clamp(min=1)
-    example = {"input_ids": input_ids[0], "completions": rollouts.completions[0], "advantages": advantages[0]}
-    example |= {"alignment": scores.alignment[0], "diversity": scores.diversity[0]}
-    for name in ("anchors", "anchor_mask", "truth_lengths"):
-        example[name] = getattr(layout, name).expand(rows, -1)[0]
-    sizes = [batch["input_ids"].shape[0] for batch in batches]
+    metrics["ebft/shared"] = 1 - totals["nodes"] / generated
+    shown = {"input_ids": input_ids, "completions": rollouts.completions, "advantages": advantages}
+    shown |= {"alignment": scores.alignment, "diversity": scores.diversity}
+    shown |= {name: getattr(layout, name).expand(rows, -1) for name in ("anchors", "anchor_mask", "truth_lengths")}
+    sizes = [len(batch["input_ids"]) for batch in batches]
     of_window = {name: totals[name] for name in ("generated_tokens", "truth_tokens")}
     parts_to_train = micro_batches(sizes, input_ids, rollouts, to_train, advantages)
+    example = {name: values[0] for name, values in shown.items()}
     return Window([batch | of_window for batch in parts_to_train], totals, metrics, example)
 
 
@@ -297,21 +296,18 @@ def _counts(
 
 def _metric_sums(rollouts: Rollouts, scores: Scores, layout: PackedLayout, alpha: float) -> dict[str, Tensor]:
     """Sums over the anchors that count, as tensors: nothing waits for the device here. Logged as means over anchors."""
-    rows, n = scores.alignment.shape[0], layout.samples
-    valid = layout.anchor_mask.expand(rows, -1)  # [b, B]
-
-    def total(per_context: Tensor) -> Tensor:
-        return torch.where(valid, per_context, 0.0).sum()
-
     reward = scores.alignment - alpha * scores.diversity
-    sums = {
-        "reward": total(reward.mean(-1)),
-        "reward_std": total(reward.std(-1) if n > 1 else torch.zeros_like(reward[..., 0])),
-        "ebft/alignment": total(scores.alignment.mean(-1)),
-        "ebft/diversity": total(scores.diversity.mean(-1)),
-        "ebft/distinct": total(distinct_share(rollouts.groups)),
+    per_context = {
+        "reward": reward.mean(-1),
+        "reward_std": reward.std(-1) if layout.samples > 1 else torch.zeros_like(reward[..., 0]),
+        "ebft/alignment": scores.alignment.mean(-1),
+        "ebft/diversity": scores.diversity.mean(-1),
+        "ebft/distinct": distinct_share(rollouts.groups),
     }
-    return sums if scores.cfm is None else sums | {"ebft/cfm": total(scores.cfm)}
+    if scores.cfm is not None:
+        per_context["ebft/cfm"] = scores.cfm
+    valid = layout.anchor_mask.expand(len(reward), -1)  # [b, B]
+    return {name: torch.where(valid, values, 0.0).sum() for name, values in per_context.items()}
 
 
 def distinct_share(groups: Tensor) -> Tensor:
@@ -357,17 +353,6 @@ def loss_of(model: nn.Module, batch: Batch, config: MethodConfig, frozen: Frozen
         other, context = frozen()
         with torch.no_grad(), context:
             reference = Reference(packed_hidden_states(other, *given), output_head(other))
-    return ebft_loss(
-        hidden,
-        output_head(model),
-        packed_ids,
-        layout,
-        batch["advantages"],
-        config.temperature,
-        config.gamma,
-        batch["completion_lengths"],
-        reference,
-        config.kl_weight,
-        generated_tokens=batch["generated_tokens"],
-        truth_tokens=batch["truth_tokens"],
-    )
+    known = {name: batch[name] for name in ("advantages", "completion_lengths", "generated_tokens", "truth_tokens")}
+    weights = {name: getattr(config, name) for name in ("temperature", "gamma", "kl_weight")}
+    return ebft_loss(hidden, output_head(model), packed_ids, layout, reference=reference, **known, **weights)

@@ -4,7 +4,7 @@ of any kind that sits in the model's own layers, the base model is frozen and se
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from peft import PeftConfig
 
 ADAPTER_FILE = "adapter_config.json"
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf", f"{sharding.MODEL}/*.distcp")
-ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+WEIGHTS = ("*.safetensors", "*_model*.bin", "*.gguf", f"{sharding.MODEL}/*.distcp")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -59,22 +58,21 @@ class Checkpoint:
         if not folder.exists():
             return cls(name, path)
         if not (folder / ADAPTER_FILE).exists():
-            _check_weights(folder)
+            _check_weights(folder, "config.json")
             return cls(name, str(folder))
-        _check_weights(folder, ADAPTER_FILE, ADAPTER_WEIGHTS)
+        _check_weights(folder, ADAPTER_FILE)
         with _said(f"{folder}: no base model by its {ADAPTER_FILE}"):
             values = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))
             base = fetch.resolve(values["base_model_name_or_path"])
         if Path(base).expanduser().is_dir():
             base = str(Path(base).expanduser())
-            _check_weights(Path(base))
+            _check_weights(Path(base), "config.json")
         return cls(name, base, str(folder))
 
     def identity(self) -> list[object]:
         """What changes when the weights change: names, sizes and times of their files; of a hub name, the name."""
         folders = [Path(place) for place in (self.base, self.adapter) if place is not None and Path(place).is_dir()]
-        kinds = (*WEIGHTS, *ADAPTER_WEIGHTS)
-        files = [file for folder in folders for file in sorted({f for kind in kinds for f in folder.glob(kind)})]
+        files = [file for folder in folders for file in sorted({f for kind in WEIGHTS for f in folder.glob(kind)})]
         return [self.base, self.adapter, [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]]
 
     def load_tokenizer(self, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -101,11 +99,11 @@ class Checkpoint:
             return PeftModel.from_pretrained(base, self.adapter)
 
 
-def _check_weights(folder: Path, config: str = "config.json", weights: Sequence[str] = WEIGHTS) -> None:
+def _check_weights(folder: Path, config: str) -> None:
     """Said before another model is evaluated for minutes."""
-    for what in ((config,), weights):
-        if not any(True for pattern in what for _ in folder.glob(pattern)):
-            raise ConfigError(f"{folder} is not a checkpoint: it has no {' or '.join(what)}")
+    for patterns in ((config,), WEIGHTS):
+        if not any(any(folder.glob(pattern)) for pattern in patterns):
+            raise ConfigError(f"{folder} is not a checkpoint: it has no {' or '.join(patterns)}")
 
 
 def load_pretrained(name: str, dtype: torch.dtype, trust_code: bool = False, **options: object) -> PreTrainedModel:
@@ -113,8 +111,8 @@ def load_pretrained(name: str, dtype: torch.dtype, trust_code: bool = False, **o
     folder = Path(name).expanduser()
     with _said(f"model={name!r} cannot be loaded"):
         if not (folder / sharding.MODEL).is_dir():
-            code = {"trust_remote_code": trust_code}
-            return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **code, **options)
+            options |= {"dtype": dtype, "trust_remote_code": trust_code}
+            return AutoModelForCausalLM.from_pretrained(name, **options)
         model = _model_like(name, dtype, trust_code)
         sharding.load_whole(folder, model)
         return model
@@ -226,9 +224,8 @@ def peft_config(recipe: Recipe) -> PeftConfig | None:
 
     if model.peft is None:
         targets = model.lora_target_modules
-        split = targets if targets == "all-linear" else [target.strip() for target in targets.split(",")]
         given: Values = {"r": model.lora_r, "lora_alpha": model.lora_alpha, "lora_dropout": model.lora_dropout}
-        given["target_modules"] = split
+        given["target_modules"] = targets if targets == "all-linear" else [t.strip() for t in targets.split(",")]
     elif isinstance(model.peft, str):
         file = Path(model.peft).expanduser()
         with _said(f"peft={model.peft!r} is no {ADAPTER_FILE}, nor a folder with one"):
@@ -236,13 +233,13 @@ def peft_config(recipe: Recipe) -> PeftConfig | None:
     else:
         given = model.peft
     kinds = {str(kind.value): cls for kind, cls in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
-    values = {name: value for name, value in given.items() if name not in _BOOKKEEPING}
+    values = {"task_type": "CAUSAL_LM"} | {name: given[name] for name in given if name not in _BOOKKEEPING}
     kind = str(values.pop("peft_type", "LORA")).upper()
     if issubclass(kinds.get(kind, PromptLearningConfig), PromptLearningConfig):
         why = "adds tokens to the text, which packed sequences have no place for, or is not known to peft"
         raise ConfigError(f"peft: peft_type={kind} {why}{nearest(kind, kinds)}")
     with _said("peft"):
-        return kinds[kind](**{"task_type": "CAUSAL_LM", **values})
+        return kinds[kind](**values)
 
 
 def add_adapter(model: PreTrainedModel, config: PeftConfig) -> Any:
@@ -262,12 +259,8 @@ def four_bit(device: torch.device) -> Values:
     _need("bitsandbytes", "load_in_4bit=true", "qlora")
     from transformers import BitsAndBytesConfig
 
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
-    )
+    stored = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    config = BitsAndBytesConfig(**stored, bnb_4bit_compute_dtype=torch.bfloat16)
     return {"quantization_config": config, "device_map": {"": device}}
 
 

@@ -175,16 +175,16 @@ class DocumentIndex:
         begin = int(store.offsets[self.number[place]])
         return store, slice(begin, begin + int(self.lengths[place]))
 
-    def _tokens_of(self, place: int) -> bytes:
+    def tokens(self, place: int) -> bytes:
         store, inside = self.where(place)
         return store.tokens[inside].tobytes()
 
     def count_also_in(self, other: DocumentIndex) -> int:
         """How many of these documents are in the other index too, token by token."""
-        mine = Counter(map(self._tokens_of, range(len(self))))
+        mine = Counter(map(self.tokens, range(len(self))))
         # Only documents that are as long as one of these can be equal to it; the others are not read.
         candidates = np.flatnonzero(np.isin(other.lengths, self.lengths))
-        return sum(mine.pop(other._tokens_of(int(place)), 0) for place in candidates)
+        return sum(mine.pop(other.tokens(int(place)), 0) for place in candidates)
 
     def split(self, held_out: float, seed: int) -> tuple[DocumentIndex, DocumentIndex]:
         """Hold a share (below 1) or a number of documents out, chosen by the seed: (the rest, what is held out)."""
@@ -285,10 +285,6 @@ class OnHost:
     document_ids: Tensor
     answer_mask: Tensor
     input_ids: Tensor
-
-    @classmethod
-    def joined(cls, parts: Sequence[OnHost]) -> OnHost:
-        return cls(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True)))
 
 
 Batch = Json  # tensors of some rows [b, ...] by name, and what the host knows of them
