@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from ebft.config.data import DataConfig
 from ebft.data.row_format import PLAIN, Row, RowFormat, check_tokenizer, encode, is_glued
@@ -29,21 +30,9 @@ def flagged(row: Row, tokenizer: Any = None, row_format: RowFormat = PLAIN) -> l
     return [(answer, tokenizer.decode([token for _, token in run])) for answer, run in runs]
 
 
-def ending_tokenizer() -> Any:
-    """One that ends every text by itself."""
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer = byte_tokenizer()
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"$A {END}", special_tokens=[(END, tokenizer.eos_token_id)]
-    )
-    return tokenizer
-
-
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ({"text": "héllo"}, [(True, f"héllo{END}")]),
         ({"text": f"ab{END}"}, [(True, f"ab{END}")]),
         ({"prompt": "2+2=", "completion": "4", "other": 1}, [(False, "2+2="), (True, f"4{END}")]),
         ({"prompt": "a", "completion": "b", "text": "c"}, [(False, "a"), (True, f"b{END}")]),
@@ -76,10 +65,13 @@ def test_what_is_an_answer(row: Row, expected: list[tuple[bool, str]]) -> None:
 
 def test_end_tokens_stand_once() -> None:
     pair, expected = {"prompt": "ab", "completion": "cd"}, [(False, "ab"), (True, f"cd{END}")]
-    assert flagged(pair, ending_tokenizer()) == expected
-    assert flagged({"text": "ab"}, ending_tokenizer()) == [(True, f"ab{END}")]
     for pad in (END, PAD, None):
         assert flagged(pair, byte_tokenizer(pad=pad)) == expected
+    ending: Any = byte_tokenizer()  # some end every text by themselves
+    special = [(END, ending.eos_token_id)]
+    ending.backend_tokenizer.post_processor = TemplateProcessing(single=f"$A {END}", special_tokens=special)
+    assert flagged(pair, ending) == expected
+    assert flagged({"text": "ab"}, ending) == [(True, f"ab{END}")]
     closing = byte_tokenizer(chat_template=byte_tokenizer().chat_template.replace("</turn>", END))
     assert flagged({"messages": turns("a", "b")}, closing) == [(False, f"<user>a{END}<assistant>"), (True, f"b{END}")]
 
@@ -92,8 +84,6 @@ PAIR = {"prompt": "a", "completion": "b"}
 @pytest.mark.parametrize(
     ("row", "standard", "names", "kind"),
     [
-        ({"text": "a"}, {"text": "a"}, {}, "text"),
-        (PAIR, PAIR, {}, "prompt"),
         ({"question": "a", "answer": "b"}, PAIR, dict(prompt="question", completion="answer"), "prompt"),
         ({"text": "ab"}, {"text": "ab"}, dict(prompt="question", completion="reply"), "text"),  # of another dataset
         ({"conversations": SHAREGPT, "id": 1}, {"messages": CHAT}, {}, "messages"),
@@ -115,8 +105,7 @@ def test_rows_of_others(row: Row, standard: Row, names: dict[str, str], kind: st
 def test_roles_in_any_letters() -> None:
     said = [{"role": "User", "content": "hi"}, {"role": "GPT", "content": "hello", "id": 3}, {"role": "Critic"}]
     found = RowFormat().standard({"messages": said})["messages"]
-    assert [turn["role"] for turn in found] == ["user", "assistant", "Critic"]
-    assert found[1]["id"] == 3
+    assert found == [{**turn, "role": role} for turn, role in zip(said, ("user", "assistant", "Critic"), strict=True)]
     assert RowFormat().prompt_of({"messages": said}) == found[:1], "what comes before the last answer"
 
 
@@ -128,7 +117,7 @@ def test_templates() -> None:
     assert values.prompt_of({"question": "{x} {{y}}", "n": 3}) == "{x} {{y}}:3", "values are not templates"
     assert template.prompt_of({"question": "q"}) == QUESTION.format(question="q"), "for RLVR, without an answer"
     assert DataConfig(prompt_template=r"Q: {q}\nA:").row_format.prompt_template == "Q: {q}\nA:"
-    for wrong in ("no column", "{open", "{}", "{a.b}", "{a[0]}"):
+    for wrong in ("no column", "{open", "{}", "{a.b}", "{b}"):
         with pytest.raises((ConfigError, DataError), match="prompt_template"):
             RowFormat(prompt_template=wrong).prompt_of({"a": "b"})
 
@@ -147,11 +136,8 @@ def test_the_spaces_of_a_separator_begin_the_answer(separator: str | None, promp
     assert not is_glued(CHAT[:1], CHAT[1:])
 
 
-REFUSING = "{{ raise_exception('roles must alternate') }}"
 # As of those that drop the thoughts of all turns but the last.
 SHORTENING = "{% for m in messages %}{{ m.content if loop.last else '' }}{% endfor %}"
-
-
 TEMPLATE = dict(prompt_template=QUESTION)
 
 
@@ -160,9 +146,7 @@ TEMPLATE = dict(prompt_template=QUESTION)
     [
         ({"question": "a"}, {}, "", r"needs 'text', 'prompt' and 'completion', or 'messages'; it has 'question'"),
         ({"text": 3}, {}, "", "column 'text' holds int, not text"),
-        ({"completion": "b"}, TEMPLATE, "", "names 'question', which is no column"),
         ({"messages": turns("a")}, {}, None, "does not accept this conversation: .*chat_template is not set"),
-        ({"messages": turns("a")}, {}, REFUSING, "does not accept this conversation: roles must alternate"),
         ({"messages": turns(*"abcd")}, {}, SHORTENING, "turn 1 differently inside a longer conversation"),
         # A column that was named and is not used would be a run on other text than was meant.
         ({"text": "a", "code": "x"}, dict(completion="code"), "", "completion_column='code' would not be used: 'text'"),

@@ -76,7 +76,6 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
     [
         ("rows.jsonl", "", "the file is empty"),
         ("rows.jsonl", '{"text": "a"}\n\n{"text": "b"\n', "line 3 is not JSON"),
-        ("rows.jsonl", '{"text": "a"}\n3', "line 2 is not JSON with one row on each line: .*'int'"),
         *((f"rows.{kind}", '[{"text": "café"}]'.encode("latin1"), "UTF-8") for kind in ("jsonl", "csv", "txt")),
         ("rows.parquet", "no parquet", "not a parquet file"),
         ("rows.jsonl", '{"a": "b"}\n{"a": "\\ud83d"}', "line 2 is not JSON .*surrogates not allowed"),
@@ -131,9 +130,7 @@ def test_contents_change_with_the_text_and_the_files_of_the_split(tmp_path: Path
 
 def test_functions_of_the_standard_library() -> None:
     """Signature and docstring are the prompt, the rest is the completion."""
-    rows, again = (list(itertools.islice(read_rows("stdlib-functions"), 100)) for _ in range(2))
-    assert rows == again, "in a fixed order"
-    for row in rows:
+    for row in itertools.islice(read_rows("stdlib-functions"), 100):
         # The prompt alone is a whole function: the docstring closes it, and nothing of the body is in it.
         (prompt,), (whole,) = ast.parse(row["prompt"]).body, ast.parse(row["prompt"] + row["completion"]).body
         for function in (prompt, whole):
