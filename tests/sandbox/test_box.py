@@ -31,10 +31,8 @@ RIGHT = "    return a + b\n"
 def test_attacks_do_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EBFT_CANARY", "CANARY")
     attacks, started = FORGERIES | PROBES | FLOODS, time.monotonic()
-    failed = not_passed([Attempt(ADD, code, name) for name, code in attacks.items()], SMALL)
-    assert attacks.keys() == failed.keys(), attacks.keys() - failed.keys()
-    odd = {name: outcome for name, outcome in failed.items() if outcome.status not in ("failed", "timeout")}
-    assert odd == {}
+    found = not_passed([Attempt(ADD, code, name) for name, code in attacks.items()], SMALL)
+    assert attacks.keys() == {name for name, outcome in found.items() if outcome.status in ("failed", "timeout")}
     assert time.monotonic() - started < len(attacks) * (SMALL.seconds + 1), "each ends in time"
 
 
@@ -42,8 +40,6 @@ def test_attacks_do_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_probes_find_what_is_allowed() -> None:
     """The probes are able to succeed, and a right answer passes under such limits."""
     allowed = [
-        "ok = True",
-        "import os\nos.environ['HOME']\nok = True",
         "open('/box/mine', 'w').write('x')\nok = True",
         "import numpy\nok = True",
         "import asyncio\nasync def f(): return True\nok = asyncio.run(f())",
@@ -60,7 +56,7 @@ def test_probes_find_what_is_allowed() -> None:
 
 
 @needs_sandbox
-@pytest.mark.parametrize("files", [100, 498, 1100])  # beyond the program's limit, `seccomp.PROGRAM`, `select`'s limit
+@pytest.mark.parametrize("files", [498, 1100])  # at `seccomp.PROGRAM`, and beyond the limit of `select`
 def test_whoever_scores_may_have_many_files_open(files: int) -> None:
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= most < 2 * files:  # -1 stands for no limit
@@ -72,9 +68,8 @@ def test_whoever_scores_may_have_many_files_open(files: int) -> None:
             stack.enter_context(open("/dev/null"))
         assert run_tests(ADD, RIGHT, limits=LONG).passed
         found = Sandbox().run(Command(["ls", "/proc/self/fd"]))
-        native = Sandbox().run(Command(["/usr/bin/env", "--version"], calls=NATIVE))
+        assert Sandbox().run(Command(["/usr/bin/env", "--version"], calls=NATIVE)).succeeded
     assert found.stdout.split() == [b"0", b"1", b"2", b"3"]  # its streams and that folder: nothing of ours
-    assert native.succeeded
 
 
 class Marked(Sandbox):
@@ -120,9 +115,6 @@ def test_unsafe_runs_without_a_sandbox() -> None:
     assert run_tests(ADD, FORGERIES["equals everything"], unsafe, LONG).status == "failed"
 
 
-# ---- The monitor -----------------------------------------------------------------------------------------------------
-
-
 @needs_sandbox
 @pytest.mark.parametrize(
     ("program", "memory", "expected"),
@@ -144,24 +136,23 @@ def test_output_and_memory_are_bounded(program: str, memory: int, expected: str)
 
 
 @pytest.mark.parametrize(
-    ("command", "seconds", "busy", "expected"),
+    ("command", "seconds", "busy", "ending", "output"),
     [
         # Done in time, and not late because whoever watches it was busy with another answer.
-        ("echo done", 0.1, 0.3, ("exited", [b"done\n"])),
-        ("exec >&-; sleep 0.5", 30.0, 0.0, ("exited", [b""])),
-        ("exec >&-; exec sleep 60", 0.2, 0.0, ("timeout", [b""])),
-        ("exec yes", 0.2, 0.0, ("timeout", None)),
+        ("echo done", 0.1, 0.3, "exited", b"done\n"),
+        ("exec >&-; sleep 0.5", 30.0, 0.0, "exited", b""),
+        ("exec >&-; exec sleep 60", 0.2, 0.0, "timeout", b""),
+        ("exec yes", 0.2, 0.0, "timeout", b"y\ny\ny"),
     ],
 )
-def test_who_is_late(command: str, seconds: float, busy: float, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_late(command: str, seconds: float, busy: float, ending: str, output: bytes, monkeypatch: Any) -> None:
     monkeypatch.setattr(box, "memory_of", lambda roots: bool(time.sleep(busy)))
     with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         if busy:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        ending, written = monitor(
-            [process], [process.stdout.fileno()], Limits(seconds, 100, output_kib=10**6), threading.Event()
-        )
-        assert (ending, expected[1] and written) == expected
+        limits, pipes = Limits(seconds, 100, output_kib=10**6), [process.stdout.fileno()]
+        found, written = monitor([process], pipes, limits, threading.Event())
+        assert (found, written[0][:5]) == (ending, output[:5])
         assert (process.poll() is None) == (ending == "timeout")
         process.kill()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ebft.sandbox.box import Sandbox
@@ -39,15 +39,13 @@ assert math.copysign(1, f(-0.0)) == -1
 
 @needs_sandbox
 def test_values_cross_the_boundary_as_they_are() -> None:
-    outcome = check("def f(x): return x", ROUND_TRIP)
-    assert outcome.passed, outcome
+    assert check("def f(x): return x", ROUND_TRIP) == Outcome("passed")
 
 
 # What tests do with programs: the program, and tests that it passes.
 USES = [
     ("def f(x):\n    yield from x", "assert list(f([1, 2])) == [1, 2]"),
     ("def f(x):\n    while True: yield x", "g = f(3)\nassert next(g) == 3 and next(g) == 3"),
-    ("def f(x): return map(str, x)", "assert list(f([1])) == ['1']"),
     ("def f(x): return x.keys()", "assert f({1: 2}) == {1} and list(f({3: 4})) == [3]"),
     ("def f(x): x.sort()\n", "a = [3, 1]\nf(a)\nassert a == [3, 1]"),  # every call has its own copy
     ("def f(g, x): return g(x) + 1", "assert f(lambda v: v * 2, 4) == 9"),
@@ -80,13 +78,13 @@ def test_what_tests_do_with_programs() -> None:
     assert check("def f(x): return 1", "assert True").status == "error", "tests that test nothing do not pass"
 
 
-# ---- The wire, against Python's own json -----------------------------------------------------------------------------
-
+# The wire, against Python's own json.
 wire: Any = SimpleNamespace(**runpy.run_path(str(INSIDE / "wire.py")))
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters())
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=6)
 
 
+@settings(max_examples=50)
 @given(VALUES)
 def test_json_is_that_of_the_standard_library(value: Any) -> None:
     assert not hasattr(wire, "json"), "the fast way is taken by this Python"
@@ -111,8 +109,7 @@ def test_whatever_comes_is_read_alike_or_refused(data: bytes) -> None:
 def test_messages_that_are_malformed() -> None:
     channel = object.__new__(wire.Channel)
     channel.dereference = channel.reference = lambda *arguments: wire.from_json(b"")
-    malformed: list[Any] = [{}, {"t": [], "s": []}, {"s": 5}, {"unknown": 1}, {"i": ["x"]}, {"i": [1]}, {"d": [[1]]}]
-    for message in malformed:
+    for message in ({}, {"t": [], "s": []}, {"s": 5}, {"unknown": 1}, {"i": ["x"]}, {"i": [1]}, {"d": [[1]]}):
         with pytest.raises(wire.ProtocolError):
             channel.decode(message)
     assert channel.encode(2**53) == {"i": [hex(2**53)]}, "long ones are no decimal text, which Python bounds"

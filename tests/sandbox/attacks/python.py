@@ -60,12 +60,9 @@ FORGERIES = {
     "equals everything": _returns("X()", eq=True, ne=False, hash=0, bool=True),
     "an int that equals everything": _returns("X(12345)", "int", eq=True, ne=False, hash=0, sub=0, rsub=0, abs=0),
     "a float that is near everything": _returns("X(0)", "float", eq=True, hash=0, lt=True, sub=0.0, rsub=0.0, abs=0.0),
-    "answers every question about itself": _returns(
-        "X()", getattr="lambda *a, **k: True", eq=True, sub=0, rsub=0, abs=0, lt=True, float=0.0, iter="iter(())",
-        contains=True, call=True, next=True, reduce="(print, ())",
-    ),
+    "answers every question about itself": _returns("X()", getattr="lambda *a, **k: True", eq=True, sub=0, rsub=0, abs=0, lt=True, float=0.0, iter="iter(())", contains=True, call=True, next=True, reduce="(print, ())"),
     "patches what serves it": """
-import sys, types, builtins
+import sys, types
 for module in list(sys.modules.values()):
     for name in list(vars(module)) if isinstance(module, types.ModuleType) else ():
         if name in ('encode', 'decode', 'choose', 'main', 'describe', 'run', 'check'):
@@ -141,12 +138,8 @@ with open('/proc/self/maps') as maps, open('/proc/self/mem', 'rb') as memory:
 def add(a, b):
     return a + b if found else None
 """,
-    "writes a result into every descriptor": _writes(
-        "json.dumps({'status': 'passed', 'message': ''}).encode()", first=0
-    ),
-    "answers before it is asked": _writes(
-        "frame({'value': None}) + frame({'value': True}) * 50 + frame({'status': 'passed', 'message': ''})", "True"
-    ),
+    "writes a result into every descriptor": _writes("json.dumps({'status': 'passed', 'message': ''}).encode()", first=0),
+    "answers before it is asked": _writes("frame({'value': None}) + frame({'value': True}) * 50 + frame({'status': 'passed', 'message': ''})", "True"),
     "sends garbage": _writes("os.urandom(5000)"),
     "announces a message of four gigabytes": _writes("b'\\xff' * 4"),
     "sends messages of the wrong shape": """
@@ -166,12 +159,7 @@ def add(a, b):
     "an endless iterator": "import itertools\ndef add(a, b):\n    return itertools.repeat(a + b)",
     "a list that contains itself": "def add(a, b):\n    x = []\n    x.append(x)\n    return x",
     "a list nested too deeply": "def add(a, b):\n    x = []\n    for _ in range(100000):\n        x = [x]\n    return x",
-    "a module named like ours": """
-import sys
-sys.modules['wire'] = sys.modules['json'] = sys.modules['os'] = None
-def add(a, b):
-    return True
-""",
+    "a module named like ours": "import sys\nsys.modules['wire'] = sys.modules['json'] = sys.modules['os'] = None\ndef add(a, b):\n    return True",
     "changes its arguments": "def add(*a):\n    return [True] * 9",
     "raises StopIteration": "def add(a, b):\n    raise StopIteration",
     "not Python": "This is not a program at all.",
@@ -220,25 +208,13 @@ PROBES = {
     "writes into the first process": probe("open('/proc/1/mem', 'r+b').close()\nok = True"),
     "maps the first process": probe("ok = bool(open('/proc/1/maps').read())"),
     "enters the first process": probe("import os\nok = bool(os.listdir('/proc/1/fd'))"),
-    "asks for asynchronous I/O": probe(
-        "import ctypes\nnumber = {'x86_64': 206, 'aarch64': 0}[__import__('platform').machine()]\n"
-        "context = ctypes.c_ulong()\nok = ctypes.CDLL(None).syscall(number, 65000, ctypes.byref(context)) == 0"
-    ),
+    "asks for asynchronous I/O": probe("import ctypes\nnumber = {'x86_64': 206, 'aarch64': 0}[__import__('platform').machine()]\ncontext = ctypes.c_ulong()\nok = ctypes.CDLL(None).syscall(number, 65000, ctypes.byref(context)) == 0"),
     "large socket buffers": probe("import socket\na, b = socket.socketpair()\na.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 24)\nok = True"),
     "passes descriptors on": probe("import socket\na, b = socket.socketpair()\nsocket.send_fds(a, [b'x'], [0])\nok = True"),
     "locks without end": probe("import fcntl, os\nf = open('/box/locked', 'w')\nfcntl.lockf(f, fcntl.LOCK_EX, 1, 0)\nok = True"),
     "has more open files than it may": probe("import os\nfor _ in range(100):\n    os.dup(1)\nok = True"),
     "changes the filter of the first process": probe("open('/proc/1/oom_score_adj', 'w').write('0')\nok = True"),
-    "ends the first process by a signal": probe("""
-import os, time
-for number in range(1, 65):
-    try:
-        os.kill(1, number)
-    except OSError:
-        pass
-time.sleep(0.2)
-ok = not os.path.exists('/proc/1/stat')
-"""),
+    "ends the first process by a signal": probe("import os, time\nfor number in range(1, 65):\n    try: os.kill(1, number)\n    except OSError: pass\ntime.sleep(0.2)\nok = not os.path.exists('/proc/1/stat')"),
     "reads the memory of the first process": probe("open('/proc/1/mem', 'rb').close()\nok = True"),
     "reads the command of the first process": probe("ok = b'evaluate' in open('/proc/1/cmdline', 'rb').read()"),
     "has more processes than it may": probe("import os, time\nfor _ in range(200):\n    if os.fork() == 0:\n        time.sleep(5), os._exit(0)\nok = True"),
