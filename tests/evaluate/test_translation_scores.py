@@ -69,21 +69,20 @@ def test_best_of_k_by_hand() -> None:
     found = score_translations(PAIRS, texts, SCORING)["metrics"]
     assert [k for k in (1, 4, 16) if f"best_of_{k}_bleu" in found] == [1, 4]
     for name, sentence, corpus in (("bleu", BLEU(effective_order=True), BLEU()), ("chrf", CHRF(), CHRF())):
-        both = list(zip(PAIRS, texts, strict=True))
-        scores = [[sentence.sentence_score(text, pair.references).score for text in of] for pair, of in both]
-        groups = []
-        for start in (0, 4):
-            windows = [(s[start : start + 4], of[start : start + 4]) for s, of in zip(scores, texts, strict=True)]
-            groups.append(corpus.corpus_score([of[s.index(max(s))] for s, of in windows], [REFERENCES]).score)
+        scores = [
+            [sentence.sentence_score(text, pair.references).score for text in of]
+            for pair, of in zip(PAIRS, texts, strict=True)
+        ]
+        best = [[max(range(at, at + 4), key=of.__getitem__) for of in scores] for at in (0, 4)]
+        picked = [[of[n] for of, n in zip(texts, numbers, strict=True)] for numbers in best]
+        groups = [corpus.corpus_score(of_group, [REFERENCES]).score for of_group in picked]
         assert found[f"best_of_4_{name}"]["value"] == pytest.approx(sum(groups) / 2)
         assert groups[1] == pytest.approx(100), "the references are among the second four"
         singles = [corpus.corpus_score([of[i] for of in texts], [REFERENCES]).score for i in range(8)]
         assert found[f"best_of_1_{name}"]["value"] == pytest.approx(sum(singles) / 8)
-        best = [sum(max(c) for c in itertools.combinations(s, 4)) / 70 for s in scores]
-        assert found[f"best_of_4_sentence_{name}"]["value"] == pytest.approx(sum(best) / 4)
-        error = statistics.stdev(best) / 2
-        assert found[f"best_of_4_sentence_{name}"]["standard_error"] == pytest.approx(error)
-        assert found[f"best_of_4_sentence_{name}"]["count"] == 4
+        means = [sum(max(c) for c in itertools.combinations(s, 4)) / 70 for s in scores]
+        of_sentences = [sum(means) / 4, statistics.stdev(means) / 2, 4]  # value, standard error, count
+        assert [*found[f"best_of_4_sentence_{name}"].values()] == pytest.approx(of_sentences)
 
 
 def test_standard_error_of_corpus_scores_is_repeatable_and_shrinks() -> None:
