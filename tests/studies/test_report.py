@@ -122,12 +122,12 @@ def test_one_seed_a_head_start_and_no_test_are_said(study: Path) -> None:
     for run in (study / "runs").iterdir():
         records = (study / "evaluations" / run.name / "calibration.jsonl").read_text()
         (run / "validation-after.jsonl").write_text(records)
-        ruler = {"validation": "v", "network": "other" if run.name.startswith("sft") else "n"}
+        ruler = {"validation": "v", "network": "other" if run.name.startswith("rlvr") else "n"}
         change(run / "results.json", after={}, ruler=ruler)
     found = report.write(str(study))
     assert "on validation data: ebft" in found.verdicts[0]
-    assert any("it and ebft were validated differently (network other and n)" in n for n in found.notes)
-    (row,) = [row for row in read_study_folder(study).rows if row.title == "sft"]
+    assert found.notes == ["rlvr, seed 0: it and sft were validated differently (network other and n)"]
+    (row,) = [row for row in read_study_folder(study).rows if row.title == "rlvr"]
     assert not row.scores("validation cfm")
     assert len(row.scores("validation cross_entropy")) == 1
 

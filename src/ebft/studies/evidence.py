@@ -47,7 +47,8 @@ class Run:
     finished: bool
     validation: Json | None  # how its validation measures
     entries: list[Json]  # lines of metrics.jsonl
-    records: list[Record] = field(default_factory=list)  # of single sequences after training, if it has finished
+    records: list[Record]  # of single sequences after training, if it has finished
+    apart: dict[str, str] = field(default_factory=dict)  # how its validation differs from that of the first
 
     def measured(self, key: str) -> list[Json]:
         """The entries with a value of this, by step; of two at one step, the later."""
@@ -71,18 +72,16 @@ class Run:
         return found
 
 
-def read_run(folder: Path) -> Run:
-    folder = folder.expanduser()
-    if not (folder / METRICS_FILE).is_file():
-        raise ConfigError(f"{folder} is no output folder of a run, or nothing is logged yet: no {METRICS_FILE}")
+def read_run(folder: Path, title: str) -> Run:
+    """Also one that has not logged anything yet."""
     results: Json = read_json(folder / "results.json") or {}
     records = read_jsonl(folder / "validation-after.jsonl") if "after" in results else []
     ruler = results.get("ruler")
     expected = (ruler or {}).get("validation_sequences", len(records))
     if records and len(records) != expected:  # a part of them would be compared as if it were all
         raise ConfigError(f"{folder}: validation-after.jsonl holds {len(records)} of {expected} sequences: cut off")
-    name, method, entries = folder.resolve().name, results.get("method", "ebft"), read_jsonl(folder / METRICS_FILE)
-    return Run(name, folder, method, "steps" in results, ruler, entries, records)
+    method, entries = results.get("method", "ebft"), read_jsonl(folder / METRICS_FILE)
+    return Run(title, folder, method, "steps" in results, ruler, entries, records)
 
 
 def validation_metrics(runs: Iterable[Run]) -> list[str]:
@@ -98,9 +97,9 @@ def apart(mine: Json, other: Json) -> dict[str, str]:
     return {name: f"{name} {str(mine.get(name))[:40]} and {str(other.get(name))[:40]}" for name in names}
 
 
-def validated_apart(run: Run, reference: Run | None) -> dict[str, str]:
-    """The settings by which the validation of a run differs from that of another."""
-    if reference is None or run is reference:
+def validated_apart(run: Run, reference: Run) -> dict[str, str]:
+    """The settings by which the validation of a run, if there was one, differs from that of another."""
+    if run is reference or not run.entries:
         return {}
     if run.validation is None or reference.validation is None:
         return {"ruler": "they do not both say how"}
@@ -131,11 +130,6 @@ class Model:
     results: Json = field(default_factory=dict)  # of the evaluation, by task
     scores: Scores = field(default_factory=dict)
 
-    @property
-    def state(self) -> str:
-        is_finished = self.run is not None and self.run.finished
-        return "finished" if is_finished else "; ".join(self.problems) or "not finished"
-
 
 @dataclass
 class Row:
@@ -159,18 +153,16 @@ class Evidence:
         self.models = [model for row in self.rows for model in row.models]
         # The first run of each row, by its title.
         self.runs = {row.title: m.run for row in self.rows for m in row.models[:1] if m.run is not None}
-        known = [model.run for model in self.models if model.run is not None and model.run.validation is not None]
-        # The run that most others were validated like.
-        self.reference = max(known, key=lambda run: sum(not validated_apart(run, one) for one in known), default=None)
         self._drop_what_was_tested_otherwise()
         is_tested = any(model.results for model in self.models)
+        known = [model.run for model in self.models if model.run is not None and model.run.validation is not None]
         for model in self.models:
-            differ = validated_apart(model.run, self.reference) if model.run is not None else {}
-            if differ and self.reference is not None:
-                how = f"validated differently ({', '.join(differ.values())})"
-                model.problems.append(f"it and {self.reference.name} were {how}")
+            if known and model.run is not None:
+                model.run.apart = validated_apart(model.run, known[0])
+                if differ := ", ".join(model.run.apart.values()):
+                    model.problems.append(f"it and {known[0].name} were validated differently ({differ})")
             for metric in [name for name in model.scores if name.startswith(VALIDATION)]:
-                if is_tested or not compares(metric.split()[1], differ):
+                if is_tested or (model.run is not None and not compares(metric.split()[1], model.run.apart)):
                     del model.scores[metric]
         self.metrics = list(dict.fromkeys(metric for model in self.models for metric in model.scores))
 
@@ -206,10 +198,13 @@ class Evidence:
 
 def read_runs(place: Path, folders: Sequence[str], names: Sequence[str]) -> Evidence:
     """Each run is a row, by its name; equal names become paths."""
-    runs = [read_run(Path(folder)) for folder in folders]
-    short = names or [run.name for run in runs]
-    for run, folder, name in zip(runs, folders, short, strict=True):
-        run.name = folder if len(set(short)) < len(runs) else name
+    places = [Path(folder).expanduser() for folder in folders]
+    for folder in places:
+        if not (folder / METRICS_FILE).is_file():
+            raise ConfigError(f"{folder} is no output folder of a run, or nothing is logged yet: no {METRICS_FILE}")
+    short = names or [folder.resolve().name for folder in places]
+    titles = folders if len(set(short)) < len(short) else short
+    runs = [read_run(folder, title) for folder, title in zip(places, titles, strict=True)]
     return Evidence(place, {}, [Row(r.name, r.method, [Model(run=r, scores=scores_of_run(r))]) for r in runs])
 
 
@@ -230,12 +225,7 @@ def _read_model(folder: Path, title: str, given: Json) -> Model:
     if given["run"] is not None:
         place = folder / given["run"]
         error = last_error(folder / "logs" / f"{place.name}.log")
-        try:
-            model.run = read_run(place)
-        except ConfigError as broken:
-            model.problems.append(f"failed: {error}" if error else str(broken))
-            return model
-        model.run.name = title
+        model.run = read_run(place, title)
         if not model.run.finished:
             steps = f"{model.run.total_costs().get('step', 0):,} steps"
             model.problems.append(f"failed after {steps}: {error}" if error else f"not finished: {steps}")
@@ -253,8 +243,8 @@ def scores_of_run(run: Run, seed: int | None = None) -> Scores:
 
 
 def _read_evaluation(model: Model, folder: Path, error: str | None) -> None:
-    found = read_json(folder / "results.json")
-    if not isinstance(found, dict) or not isinstance(found.get("tasks"), dict):
+    found = read_json(folder / "results.json") or {}
+    if "tasks" not in found:
         model.problems.append(f"its evaluation failed: {error}" if error else "its evaluation is not there yet")
         return
     model.evaluation, model.results = folder, found["tasks"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ebft.evaluate.tables import over_lengths
 from ebft.method.measures import along_training
 from ebft.runtime.messages import plot_label
-from ebft.studies.evidence import AXES, Evidence, Row, compares, validated_apart, validation_metrics
+from ebft.studies.evidence import AXES, Evidence, Row, compares, validation_metrics
 from ebft.studies.tables import name_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def training_figure(evidence: Evidence, axis: str) -> Figure | None:
             [[(step, e.get(AXES[axis][0]), e[key], e.get(f"{key}_se")) for step, e in of] for of in logged]
         )
         if found is not None:
-            differ = validated_apart(runs[0], evidence.reference) if key.startswith("eval_") else ()
+            differ = runs[0].apart if key.startswith("eval_") else ()
             panels.setdefault(title, []).append((row, found, compares(key.removeprefix("eval_"), differ)))
     if not panels:
         return None

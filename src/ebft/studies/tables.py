@@ -254,8 +254,9 @@ def costs_table(evidence: Evidence) -> Table:
         for model in row.models if row.kind != "base" else ():
             seed = {} if model.seed is None else {"seed": str(model.seed)}
             costs = model.run.total_costs() if model.run else {}
+            state = "finished" if model.run and model.run.finished else "; ".join(model.problems) or "not finished"
             spent = {title: costs.get(key) for key, title in (*AXES.values(), ("spent/generated_tokens", "generated"))}
-            rows.append({"run": row.title, "method": row.kind, **seed, "state": model.state, **spent})
+            rows.append({"run": row.title, "method": row.kind, **seed, "state": state, **spent})
     return Table("costs", "Runs and what they cost", rows)
 
 
