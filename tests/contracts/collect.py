@@ -20,6 +20,7 @@ import tempfile
 import typing
 from collections.abc import Mapping
 from dataclasses import asdict, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -44,6 +45,7 @@ COMMANDS = (*TRAINING, "plan", "sweep", "study", "study run", "study report", "c
 COMMANDS += ("score", "fetch", "env")
 # What depends on the machine, or on how much libraries say.
 _LEFT_OUT = ("use_cpu", "dataloader_pin_memory", "bf16", "disable_tqdm")
+read = cache(read_values)
 
 
 def plain(value: Any) -> Any:
@@ -153,10 +155,10 @@ def load(values: dict[str, Any], command: str) -> dict[str, Any]:
 
 def methods_of(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
     """Of a study: each method's command and settings, put together here and not by the code of studies."""
-    given, folder = read_values(name), (RECIPES / name).parent
+    given, folder = read(name), (RECIPES / name).parent
 
     def of_file(values: dict[str, Any]) -> dict[str, Any]:
-        return read_values(folder / values["recipe"]) if "recipe" in values else {}
+        return read(folder / values["recipe"]) if "recipe" in values else {}
 
     found = {}
     for method, values in given["methods"].items():
@@ -176,7 +178,7 @@ def shipped() -> dict[str, Any]:
     of_eval = plain(asdict(EvalOptions.from_values({})))
     found: dict[str, Any] = {}
     for name in shipped_names():
-        values = read_values(name)
+        values = read(name)
         if "methods" not in values:
             kind = name.rpartition("/")[2].partition("_")[0]
             command = kind if kind in TRAINING else "train"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -20,15 +20,11 @@ from tests.baselines.runs import write_recipe
 from tests.distributed import group
 from tests.killed_runs import assert_the_same
 
-STEPS = 6
-
 
 @pytest.fixture(scope="module")
 def recipe(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    settings: dict[str, Any] = dict(gamma=0.1, feature_source="average", feature_decay=0.9, max_steps=STEPS)
-    settings |= dict(
-        gradient_accumulation_steps=2, save_total_limit=2, eval_steps=3, validation_split=8, samples_every=0
-    )
+    settings: dict[str, Any] = dict(gamma=0.1, feature_source="average", feature_decay=0.9, max_steps=6, eval_steps=3)
+    settings |= dict(gradient_accumulation_steps=2, save_total_limit=2, validation_split=8, samples_every=0)
     return write_recipe(tmp_path_factory.mktemp("user"), tiny, sums, **settings)
 
 
@@ -114,9 +110,6 @@ def test_what_is_damaged_is_named(tmp_path: Path) -> None:
         assert run_folder.damage(folder) == ["COMPLETE"]
 
 
-# ---- notices ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("pressed", ["while loading", "twice", "with others"])
 def test_what_ctrl_c_stops_at_once(pressed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # torch's launcher may have run in this process
@@ -131,35 +124,30 @@ def test_what_ctrl_c_stops_at_once(pressed: str, monkeypatch: pytest.MonkeyPatch
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def library(number: int) -> NoReturn:
-    """Makes another exception of the one that a handler raises, as matplotlib does."""
-    try:
-        os.kill(os.getpid(), number)
-    except BaseException:
-        raise ValueError("Invalid bounding box") from None
-    raise AssertionError("no handler was called")
-
-
-def test_a_notice_that_a_library_makes_an_error_of() -> None:
-    with pytest.raises(Preempted, match="SIGTERM"), Preemption().listen():
-        library(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), Preemption().listen():
-        library(signal.SIGINT)
-    with pytest.raises(Preempted, match="SIGUSR1"), on_notice(stop_at_once):
-        signal.raise_signal(signal.SIGUSR1)
-    with pytest.raises(ValueError, match="Invalid"), Preemption().listen():
-        raise ValueError("Invalid bounding box")
-
-
-@pytest.mark.parametrize(("notified", "expected"), [(True, Preempted), (False, RuntimeError)])
-def test_another_process_that_leaves_first(
-    notified: bool, expected: type[BaseException], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "at_once", "said", "expected"),
+    [
+        # Some libraries make another exception of the one that a handler raises, as matplotlib does.
+        (signal.SIGTERM, True, "Invalid bounding box", Preempted),
+        (signal.SIGINT, True, "Invalid bounding box", KeyboardInterrupt),
+        (None, True, "Invalid bounding box", RuntimeError),
+        # After a notice to all another process may leave first; without one, its loss is a failure.
+        (signal.SIGTERM, False, "Connection closed by peer", Preempted),
+        (None, False, "Connection closed by peer", RuntimeError),
+    ],
+)
+def test_an_error_in_place_of_a_notice(
+    number: int | None, at_once: bool, said: str, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a notice to all it may; without one, its loss is a failure."""
     monkeypatch.setattr(processes, "count", lambda: 2)
     preemption = Preemption()
-    preemption.at_once = False
+    preemption.at_once = at_once
     with pytest.raises(expected), preemption.listen():  # noqa: PT012
-        if notified:
-            signal.raise_signal(signal.SIGTERM)
-        raise RuntimeError("Connection closed by peer")
+        with suppress(BaseException):
+            signal.raise_signal(number or 0)
+        raise RuntimeError(said)
+
+
+def test_a_notice_to_a_command_whose_work_is_on_disk() -> None:
+    with pytest.raises(Preempted, match="SIGUSR1"), on_notice(stop_at_once):
+        signal.raise_signal(signal.SIGUSR1)

