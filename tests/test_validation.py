@@ -11,8 +11,7 @@ import torch
 
 pytest.importorskip("trl")
 
-from tests.baselines.all_trainers import make_trainers
-from tests.baselines.runs import metrics_of, results_of, run, write_recipe
+from tests.baselines.runs import make_trainers, metrics_of, results_of, run, write_recipe
 
 pytestmark = pytest.mark.usefixtures("offline")
 

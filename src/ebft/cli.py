@@ -52,9 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(error, "; the same command resumes from here" if " ".join(command).startswith(RESUMING) else "")
 
 
-# ---- errors --------------------------------------------------------------------------------------------------------
-
-
 def _failed(error: BaseException, how_to_go_on: str = "") -> int:
     """What went wrong in one line, and the exit code. An error that nobody foresaw keeps its traceback."""
     code = FAILED
@@ -110,9 +107,6 @@ def _print_error(message: str, code: int = BAD_INPUT) -> int:
     return code
 
 
-# ---- commands ------------------------------------------------------------------------------------------------------
-
-
 def _train(command: str, arguments: list[str]) -> int:
     """`ebft train`, `ebft sft` and `ebft rlvr`."""
     launcher = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -150,8 +144,6 @@ def _train(command: str, arguments: list[str]) -> int:
         return 0
     if compared := report.before_and_after(results):
         print_table([report.TITLES, *compared])
-    else:
-        print("no validation data: nothing was evaluated")
     if answers := results.get("answers"):
         print("\nheld-out prompts, how their text goes on, and what the model wrote before and after training:")
         print("\n".join(map(printable, report.answer_lines(answers))))

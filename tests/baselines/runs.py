@@ -51,3 +51,22 @@ def results_of(output: Path) -> dict[str, Any]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def make_trainers(tiny: Path, rows: Path, folder: Path, **changes: Any) -> dict[str, Any]:
+    """The three trainers, built as the commands build them."""
+    from ebft import EBFTTrainer
+    from ebft.baselines import trl_trainers
+    from ebft.config.recipe import load_recipe
+    from ebft.runtime import processes
+    from ebft.train.sequences import load
+
+    file = write_recipe(folder, tiny, rows, **changes)
+    made: dict[str, Any] = {}
+    for name in ("train", "sft", "rlvr"):
+        own = {"rewards": "bleu", "generations": 4, "max_new_tokens": 5} if name == "rlvr" else {}
+        recipe = load_recipe(file, {"output_dir": str(folder / name), **own}, name)
+        processes.start(recipe.training)
+        method = EBFTTrainer if name == "train" else trl_trainers.method(name)
+        made[method.method] = method.prepare(load(recipe))[1]()
+    return made

@@ -112,20 +112,17 @@ def parameters(function: Any) -> list[str]:
 
 
 def runs(folder: Path) -> dict[str, list[str]]:
-    """Files, metrics and keys of results of a small run, of its evaluation and of a comparison."""
+    """Files, metrics and keys of results of a small run and of its evaluation."""
     model = save_tiny_model(folder / "model", byte_tokenizer(pad=END))
     rows = write_rows(folder / "rows.jsonl", ROWS)
     problems = write_rows(folder / "problems.jsonl", [HUMANEVAL])
     given = {"gamma": 0.1, "kl_weight": 0.1, "show_prompts": 1, "document_masks": True, "max_steps": 3}
     write_recipe(folder, model, rows, **given)
-    run, evaluated, compared = folder / "run", folder / "evaluated", folder / "compared"
-    (folder / "another").mkdir()
-    (folder / "another" / "run").symlink_to(run)
+    run, evaluated = folder / "run", folder / "evaluated"
     few = "--samples 1 --max-new-tokens 4 --profile-lengths 1,2 --profile-stride 8 --no-score --prompt-style raw"
     for command in (
         f"train --config {folder}/recipe.yaml --output_dir {run}",
         f"eval --like {run} --tasks calibration,humaneval --humaneval {problems} --output {evaluated} {few}",
-        f"compare {run} {folder}/another/run --output {compared}",
     ):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
@@ -136,7 +133,6 @@ def runs(folder: Path) -> dict[str, list[str]]:
         "files of a run": files_of(run),
         "results of a run": sorted(json.loads((run / "results.json").read_text())),
         "files of eval": files_of(evaluated),
-        "files of compare": files_of(compared),
     }
 
 

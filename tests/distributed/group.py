@@ -57,7 +57,6 @@ def run(
     hanging = [process for process in group if process.is_alive()]
     for process in hanging:
         process.kill()
-        process.join()
     said = [file.read_text(errors="replace") if file.exists() else "" for file in files]
     assert not hanging, f"{len(hanging)} of {processes} processes hang: {said}"
     return Ended([process.exitcode for process in group], said)

@@ -90,8 +90,7 @@ LORA = dict(r=2, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM
 def train(folder: Path, setting: str, accumulation: int, world: int, fsdp: str | None = None) -> dict[str, Any]:
     sizes = {"per_device_train_batch_size": PER_STEP // accumulation // world, "per_device_eval_batch_size": 3}
     given = {"samples": 3, "gradient_accumulation_steps": accumulation, "max_grad_norm": 0.5, "fsdp": fsdp, **sizes}
-    given |= {"max_steps": 2, "optim": "sgd", "learning_rate": 0.1}
-    config = settings(folder, **{**given, **SETTINGS[setting]})
+    config = settings(folder, **{**given, "max_steps": 2, "optim": "sgd", "learning_rate": 0.1, **SETTINGS[setting]})
     train_set, held_out = (sequences(n, seed, config.packing) for n, seed in ((13, 0), (5, 1)))
     lora = LoraConfig(**LORA) if setting == "lora" else None
     trainer = EBFTTrainer(model(setting == "tied", fsdp is not None), config, train_set, held_out, peft_config=lora)

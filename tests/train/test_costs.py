@@ -17,7 +17,7 @@ pytest.importorskip("trl")
 from ebft import EBFTTrainer
 from ebft.train import measured
 from ebft.train.networks import FlopCounter
-from tests.baselines.all_trainers import make_trainers
+from tests.baselines.runs import make_trainers
 from tests.models import MIXTURES, tiny_model
 from tests.train.small_runs import config, counting_text, small_model
 

@@ -8,10 +8,8 @@ import torch
 
 from ebft import EBFTTrainer
 from ebft.data import packing
-from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore
-from ebft.data.row_format import Document
-from ebft.errors import ConfigError, DataError, TrainingDiverged
-from tests.train.small_runs import T, config, counting_text, small_model, weights
+from ebft.errors import TrainingDiverged
+from tests.train.small_runs import config, counting_text, small_model, weights
 
 
 def test_a_model_learns(tmp_path: Path) -> None:
@@ -124,12 +122,3 @@ def test_divergence_stops_the_run_before_its_step_with_what_to_try(tmp_path: Pat
         trainer.train()
     with pytest.raises(TrainingDiverged, match="at step 1, beyond max_reward=1e-06"):
         EBFTTrainer(small_model(), config(tmp_path, max_reward=1e-6), counting_text()).train()
-
-
-def test_errors_of_rows_name_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="processing_class"):
-        EBFTTrainer(small_model(), config(tmp_path), [{"text": "a"}])
-    # Its one document is shorter than a truth of 4 tokens.
-    short = SequenceDataset(DocumentIndex.of(TokenStore.from_documents([Document([1, 2, 3], [True] * 3)])), T)
-    with pytest.raises(DataError, match=r"^the validation data: no rollout can begin in the data: the longest"):
-        EBFTTrainer(small_model(), config(tmp_path), counting_text(), short)

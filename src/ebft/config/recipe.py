@@ -36,9 +36,6 @@ class Recipe:
     command: str = "train"
 
 
-# ---- settings --------------------------------------------------------------------------------------------------------
-
-
 def sections(command: str = "train") -> tuple[type, ...]:
     """The dataclasses of a command's settings. Importing transformers, which the last needs, takes seconds."""
     from ebft.config.training import EBFTConfig, RLVRSettings, SFTSettings
@@ -89,9 +86,6 @@ def training_parser(command: str) -> Parser:
     return parser
 
 
-# ---- values ----------------------------------------------------------------------------------------------------------
-
-
 def load_recipe(file: str | Path | None, overrides: Mapping[str, object], command: str = "train") -> Recipe:
     """Read a recipe, apply the flags, and build the three configurations, which check their values."""
     values = {**read_values(file), **overrides}
@@ -121,9 +115,6 @@ def check_datasets(values: Mapping[str, object]) -> None:
     for name in ("dataset", "validation_dataset"):
         for source in typed(name, values.get(name) or [], list[str]):
             check_source(source)
-
-
-# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 class _Loader(yaml.SafeLoader):

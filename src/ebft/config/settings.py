@@ -79,9 +79,6 @@ def check_name(name: str, known: Collection[str], what: str, of: str = "") -> No
     raise ConfigError(f"unknown {what} {name!r}{of}{near}")
 
 
-# ---- values --------------------------------------------------------------------------------------------------------
-
-
 def typed(name: str, value: object, kind: object) -> Any:
     """A value of YAML, or the text of a flag, as the type of its setting."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
@@ -111,9 +108,6 @@ def _read(value: Any, kind: Any) -> object:
         return value if isinstance(value, {Literal: str, Any: object}.get(kind, kind)) else None
     number = value if isinstance(value, int) else float(value)
     return None if isinstance(value, bool) or kind(number) != number else kind(number)
-
-
-# ---- flags ---------------------------------------------------------------------------------------------------------
 
 
 class Parser(argparse.ArgumentParser):

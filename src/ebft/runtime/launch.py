@@ -28,9 +28,6 @@ class ProcessKilled(RuntimeError):
     """A process was ended from outside; the message says which and how."""
 
 
-# ---- signals ---------------------------------------------------------------------------------------------------------
-
-
 def end_with_launcher() -> None:
     """Called by every command. Where one was launched, Linux ends it when its launcher is killed."""
     launcher = os.environ.get(LAUNCHED)
@@ -64,9 +61,6 @@ def _pass_on(number: int, frame: FrameType | None) -> None:
         stop_at_once(number)
     for pid in children:
         os.kill(pid, number)
-
-
-# ---- processes -------------------------------------------------------------------------------------------------------
 
 
 def launch(processes: int, command: str, arguments: Sequence[str]) -> int:

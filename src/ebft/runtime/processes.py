@@ -37,9 +37,6 @@ def barrier() -> None:
         dist.barrier()
 
 
-# ---- a run begins and ends -------------------------------------------------------------------------------------------
-
-
 def start(config: TrainingArguments) -> None:
     """Where a run starts: join the processes that were launched together, and set up this one's device.
 
@@ -77,9 +74,6 @@ def lost_another(error: BaseException) -> bool:
     words = ("Connection closed by peer", "Connection reset by peer", "Timed out waiting", "Broken pipe")
     said = count() > 1 and isinstance(met, RuntimeError) and any(word in str(met) for word in words)
     return said or isinstance(met, dist.DistError)
-
-
-# ---- what processes tell each other ----------------------------------------------------------------------------------
 
 
 def sum_over_processes(values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -115,9 +114,6 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float, norm_type: flo
     return whole(torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type))
 
 
-# ---- checkpoints -----------------------------------------------------------------------------------------------------
-
-
 def weights(model: nn.Module) -> dict[str, Tensor]:
     """What a checkpoint holds of a model, by name: parameters, each once; of an adapter's model, those that train."""
     if hasattr(model, "disable_adapter"):
@@ -148,15 +144,6 @@ def _with_plain_errors(act: Callable[..., object], folder: Path, state: Json) ->
         act(state, checkpoint_id=folder)
     except dcp.CheckpointException as error:
         raise next(iter(error.failures.values()))[0] from None
-
-
-def optimizer_state(model: nn.Module, optimizer: Any) -> Json:
-    """By names of parameters, so that the number of processes does not matter."""
-    return get_optimizer_state_dict(model, getattr(optimizer, "optimizer", optimizer))  # the one in accelerate's
-
-
-def set_optimizer_state(model: nn.Module, optimizer: Any, state: Json) -> None:
-    set_optimizer_state_dict(model, getattr(optimizer, "optimizer", optimizer), state)
 
 
 def load_whole(folder: Path, model: nn.Module) -> None:

@@ -89,8 +89,6 @@ class Networks:
         if self.reference is not None:
             shard(self.reference, None, reshard=True)
 
-    # ---- the feature network of feature_source=average, in checkpoints ---------------------------------------------
-
     def save_average(self, checkpoint: Path) -> None:
         state = self.features.network.state_dict() if self.features.source == "average" else None
         if state is not None and self.sharded:
@@ -103,8 +101,6 @@ class Networks:
             sharding.load(checkpoint / sharding.AVERAGE, self.features.network.state_dict())
         elif self.features.source == "average":
             self.features.network.load_state_dict(load_file(checkpoint / AVERAGE_FILE))
-
-    # ---- what computes -----------------------------------------------------------------------------------------------
 
     def compute_model(self) -> Any:
         """The model to compute with, up to date with the one that is trained."""

@@ -142,9 +142,6 @@ class RunFolder:
             write_json(self.path / DATA_FILE, data)
 
 
-# ---- checkpoints ----------------------------------------------------------------------------------------------------
-
-
 def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 

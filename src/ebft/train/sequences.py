@@ -91,9 +91,6 @@ def load_data(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> tuple[Seque
     return sequences(index), validation_set
 
 
-# ---- what is often not meant -----------------------------------------------------------------------------------------
-
-
 def warn(note: str) -> None:
     if processes.rank() == 0:
         logger.warning(note)
@@ -159,9 +156,6 @@ def look_at_lengths(model: PreTrainedModel, dataset: SequenceDataset, setting: s
     longest = min(length, int(dataset.lengths.max())) if apart or not dataset.packing else length
     if known is not None and longest > known:
         warn(f"{setting}={length} is longer than the model was made for; use {setting}<={known}")
-
-
-# ---- what a run says it does -----------------------------------------------------------------------------------------
 
 
 def trained_part(recipe: Recipe, index: DocumentIndex) -> str:

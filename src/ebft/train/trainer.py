@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
 from transformers.trainer import SCHEDULER_NAME
@@ -268,7 +269,9 @@ class EBFTTrainer(Measured):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if not self.sharded:
             return super()._save_optimizer_and_scheduler(output_dir)
-        sharding.save(Path(output_dir) / sharding.OPTIMIZER, sharding.optimizer_state(self.model, self.optimizer))
+        # By names of parameters, so that the number of processes does not matter.
+        state = get_optimizer_state_dict(self.model, self.optimizer.optimizer)  # the one in accelerate's
+        sharding.save(Path(output_dir) / sharding.OPTIMIZER, state)
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), Path(output_dir) / SCHEDULER_NAME)
 
@@ -285,9 +288,9 @@ class EBFTTrainer(Measured):
             return super()._load_optimizer_and_scheduler(checkpoint)
         folder = Path(checkpoint)
         if (folder / sharding.OPTIMIZER).is_dir():  # not there with save_only_model
-            state = sharding.optimizer_state(self.model, self.optimizer)
+            state = get_optimizer_state_dict(self.model, self.optimizer.optimizer)
             sharding.load(folder / sharding.OPTIMIZER, state)
-            sharding.set_optimizer_state(self.model, self.optimizer, state)
+            set_optimizer_state_dict(self.model, self.optimizer.optimizer, state)
             self.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))
 
     def _load_best_model(self) -> None:
