@@ -62,6 +62,7 @@ class EBFTTrainer(Measured):
     shown: ClassVar = {"reward": "reward", "ebft/cfm": "cfm", "ebft/cross_entropy": "ce", "ebft/distinct": "distinct"}
     args: EBFTConfig
     lr_scheduler: Any
+    optimizer: Any
     way_out = "try a lower learning_rate, a gamma above 0, or whitening=reference, and look at the last samples"
 
     def __init__(
