@@ -46,6 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_configure() -> None:
     # What is started in the background ignores Ctrl-C, and so would the programs that tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    torch.set_num_threads(1)  # models this small are faster so, and bit-exact on any machine
 
 
 def pytest_collection_finish() -> None:

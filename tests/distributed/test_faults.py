@@ -35,12 +35,10 @@ def recipe(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return write_recipe(home, tiny, sums, **settings)
 
 
-def run(
-    processes: int, recipe: Path, output: Path, *flags: object, kill_at: str = "", kill_rank: int = 1
-) -> group.Ended:
-    """`ebft train` on so many processes, without a launcher that stands by."""
+def run(processes: int, recipe: Path, output: Path, *flags: object, kill_at: str = "") -> group.Ended:
+    """`ebft train` on so many processes, without a launcher that stands by; what kills, kills the second."""
     arguments = killed_runs.arguments(recipe, output, *flags)
-    variables = killed_runs.variables(recipe, kill_at, kill_rank)
+    variables = killed_runs.variables(recipe, kill_at, kill_rank=1)
     return group.run(processes, killed_runs.main, arguments, folder=output.parent, variables=variables)
 
 

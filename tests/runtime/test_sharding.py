@@ -5,17 +5,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+from ebft import EBFTTrainer
 from ebft.method.layout import StridedLayout
 from ebft.model import rollout
 from ebft.model.backbone import decoder_layers, decoder_of, output_head, packed_hidden_states, prepare_model
 from ebft.runtime import processes, sharding
 from tests.models import FAMILIES, VOCABULARY, tiny_model
+from tests.train.small_runs import config, counting_text, small_model
 
 CPU = torch.device("cpu")
 LAYOUT = StridedLayout(context_length=16, horizon=3, stride=4, samples=2)
@@ -71,3 +74,15 @@ def test_what_is_gathered_and_when() -> None:
     assert not isinstance(model.lm_head.weight, DTensor), "the head is wanted after the pass"
     sharding.release(model, None)
     assert all(isinstance(p, DTensor) for p in model.parameters())
+
+
+def test_every_process_holds_its_part_only(tmp_path: Path) -> None:
+    """Of the model, of the optimiser's moments, of the frozen network and of the reference."""
+    args = config(tmp_path, fsdp="full_shard", max_steps=1, kl_weight=0.1, optim="adamw_torch")
+    trainer = EBFTTrainer(small_model(), args, counting_text())
+    trainer.train()
+    sharding.release(trainer.model, trainer.features.network, trainer.networks.reference)
+    moments = [t for state in trainer.optimizer.state.values() for t in state.values() if t.dim()]
+    held = (*trainer.model.parameters(), *trainer.features.parameters(), *trainer.networks.reference.parameters())
+    assert len(moments) == 2 * len([*trainer.model.parameters()])
+    assert all(isinstance(tensor, DTensor) for tensor in (*moments, *held))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import peft
 import pytest
@@ -24,17 +23,14 @@ from tests.train.small_runs import config, counting_text, small_model
 pytestmark = pytest.mark.usefixtures("offline")
 
 
-def parameters_without_embeddings(model: Any) -> int:
-    return sum(p.numel() for n, p in model.named_parameters() if "embed_tokens" not in n)
-
-
 def test_what_is_counted(tiny: Path, sums: Path, tmp_path: Path) -> None:
     """Tokens and FLOPs of one step, counted again by hand."""
     made = make_trainers(tiny, sums, tmp_path, max_steps=1, save_strategy="no", eval_strategy="no", trees=False)
     for trainer in made.values():
         trainer.train()
     model = AutoModelForCausalLM.from_pretrained(tiny)
-    n, head = parameters_without_embeddings(model), model.lm_head.weight.numel()
+    head = model.lm_head.weight.numel()
+    n = sum(p.numel() for name, p in model.named_parameters() if "embed_tokens" not in name)
     layers = sum(p.numel() for p in model.model.layers.parameters())
     spent = {name: trainer.spent for name, trainer in made.items()}
 
