@@ -1,5 +1,4 @@
-"""What processes share, in a run of one and in a group of one, and how launched ones end; tests/distributed has
-several."""
+"""What processes say of each other, and how launched ones end; tests/distributed has several."""
 
 from __future__ import annotations
 
@@ -12,40 +11,13 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher import api
 
 from ebft.errors import ConfigError
 from ebft.runtime import launch, processes
-
-CPU = torch.device("cpu")
-
-
-@pytest.mark.parametrize("in_a_group", [False, True])
-def test_one_process_has_nobody_to_ask(in_a_group: bool) -> None:
-    if in_a_group:
-        processes.join_alone(CPU)
-        processes.join_alone(CPU)  # twice is once
-    assert (processes.count(), processes.rank(), dist.is_initialized()) == (1, 0, in_a_group)
-    values = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3, 4])}
-    assert processes.sum_over_processes(values) is values
-    assert processes.join_rows(values, CPU) is values
-    assert processes.from_first("anything") == "anything"
-    model = nn.Linear(2, 2)
-    model(torch.ones(1, 2)).sum().backward()
-    before = [(p.detach().clone(), p.grad.clone()) for p in model.parameters() if p.grad is not None]
-    processes.copy_from_first(model)
-    processes.sum_gradients(model)
-    for parameter, (weight, gradient) in zip(model.parameters(), before, strict=True):
-        assert torch.equal(parameter, weight)
-        assert torch.equal(parameter.grad, gradient)  # type: ignore[arg-type]
-    processes.barrier()
-    processes.leave()
-    assert not dist.is_initialized()
 
 
 def test_errors_of_processes() -> None:
