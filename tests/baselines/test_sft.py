@@ -29,10 +29,11 @@ def sequences(rows: list[dict[str, Any]], length: int = 200, packing: bool = Fal
     return SequenceDataset(DocumentIndex.of(store), length, packing, tokenizer.eos_token_id)
 
 
-def load(folder: Path, model: Path, data: Path, **changes: Any) -> Loaded:
-    """What `ebft sft` loads before it builds its trainer."""
+def made(folder: Path, model: Path, data: Path, **changes: Any) -> tuple[Loaded, Any]:
+    """What `ebft sft` loads, and its trainer."""
     file = write_recipe(folder, model, data, **changes)
-    return loading.load(load_recipe(file, {"output_dir": str(folder / "out")}, "sft"))
+    loaded = loading.load(load_recipe(file, {"output_dir": str(folder / "out")}, "sft"))
+    return loaded, sft.TRAINER.prepare(loaded)[1]()
 
 
 def loss_of_documents_alone(model: Any, batch: dict[str, torch.Tensor]) -> float:
@@ -71,25 +72,23 @@ class TestMasks:
     @pytest.mark.parametrize("answer_only", [True, False])
     def test_what_the_model_is_given(self, tiny: Path, sums: Path, tmp_path: Path, answer_only: bool) -> None:
         """After everything TRL does to them: the labels in the batches of the trainer itself."""
-        loaded = load(tmp_path, tiny, sums, answer_only=True, loss_on_answers=answer_only)
-        trainer, tokenizer, train_set = sft.TRAINER.prepare(loaded)[1](), loaded.tokenizer, loaded.train_set
+        loaded, trainer = made(tmp_path, tiny, sums, answer_only=True, loss_on_answers=answer_only)
         documents = 0
         for batch in trainer.get_train_dataloader():
             for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
                 documents += 1
                 assert (labels[mask == 0] == sft.IGNORED).all()
-                text, answer = (tokenizer.decode(t) for t in (ids[mask == 1], labels[labels != sft.IGNORED]))
+                text, answer = (loaded.tokenizer.decode(t) for t in (ids[mask == 1], labels[labels != sft.IGNORED]))
                 assert text.endswith(", and that is all" + END)
                 assert answer == (text.split("=")[1] if answer_only else text)
-        assert documents == len(train_set.index)
+        assert documents == len(loaded.train_set.index)
 
     def test_packed_documents_apart_are_documents_alone(self, tiny: Path, sums: Path, tmp_path: Path) -> None:
         """The loss of every batch against plain sequences of one document each; without masks it is another."""
         first: dict[bool, float] = {}
         for masks in (True, False):
             settings = {"pack_training": True, "max_length": 50, "document_masks": masks, "answer_only": True}
-            loaded = load(tmp_path, tiny, sums, **settings)
-            trainer = sft.TRAINER.prepare(loaded)[1]()
+            loaded, trainer = made(tmp_path, tiny, sums, **settings)
             for batch in trainer.get_train_dataloader():
                 with torch.no_grad():
                     loss = trainer.compute_loss(loaded.model, dict(batch)).item()

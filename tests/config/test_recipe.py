@@ -40,7 +40,6 @@ def test_a_shipped_recipe_is_found_from_any_folder_and_a_file_comes_first(
 def test_unknown_names_and_what_is_required() -> None:
     for given, words in (
         ({"horizen": "1"}, "unknown setting 'horizen' of `ebft train`; did you mean 'horizon'"),
-        ({"lr": "1"}, "here it is called 'learning_rate'"),
         ({"model": ""}, "no model: every run needs one; give --model"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -118,13 +118,10 @@ def curves(run: Path) -> Path | None:
     panels = {name: points for name in PANELS if (points := along_training(entries, name))}
     if not panels:
         return None
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     rows, columns = -(-len(panels) // 3), min(3, len(panels))
-    figure = plt.figure(figsize=(4.2 * columns, 3.1 * rows))
+    figure = Figure(figsize=(4.2 * columns, 3.1 * rows))
     for place, (name, points) in enumerate(panels.items(), 1):
         axis: Any = figure.add_subplot(rows, columns, place)
         values = [entry[name] for entry in points.values()]
@@ -136,7 +133,6 @@ def curves(run: Path) -> Path | None:
         axis.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(run / CURVES, dpi=120)
-    plt.close(figure)
     return run / CURVES
 
 
