@@ -69,13 +69,15 @@ def places(ids: Tensor, completions: Tensor, layout: PackedLayout, documents: Te
 
 
 @torch.no_grad()
-def plain_logits(model: PreTrainedModel, sequence: Tensor) -> Tensor:
-    """[length, V]"""
-    return model(input_ids=sequence[None], use_cache=False).logits[0]
-
-
-@torch.no_grad()
-def plain_hidden_states(model: PreTrainedModel, sequence: Tensor) -> tuple[Tensor, ...]:
-    """`hidden_states` of transformers, each [length, D]; the last one is after the final norm."""
+def plain_outputs(model: PreTrainedModel, sequence: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Logits [length, V], and `hidden_states` of transformers, each [length, D]; the last is after the final norm."""
     output = model(input_ids=sequence[None], use_cache=False, output_hidden_states=True)
-    return tuple(h[0] for h in output.hidden_states)
+    return output.logits[0], tuple(h[0] for h in output.hidden_states)
+
+
+def plain_logits(model: PreTrainedModel, sequence: Tensor) -> Tensor:
+    return plain_outputs(model, sequence)[0]
+
+
+def plain_hidden_states(model: PreTrainedModel, sequence: Tensor) -> tuple[Tensor, ...]:
+    return plain_outputs(model, sequence)[1]

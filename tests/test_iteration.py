@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,9 @@ from ebft.config.training import EBFTConfig
 from ebft.data.packing import DocumentIndex, OnHost, SequenceDataset, TokenStore, collate
 from ebft.data.row_format import Document
 from ebft.errors import DataError
-from ebft.iteration import Rollouts, check_sequences, make_layout, prepare_window, score
-from ebft.method.cross_entropy import Reference
-from ebft.method.losses import counted_tokens, ebft_loss
+from ebft.iteration import Rollouts, check_sequences, loss_of, make_layout, prepare_window, score
+from ebft.method.losses import counted_tokens
 from ebft.method.rewards import leave_one_out_advantages, token_groups
-from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
 from tests.models import VOCABULARY, tiny_model
 
@@ -41,18 +40,16 @@ def dataset(lengths: list[int], packing: bool = True) -> SequenceDataset:
     return SequenceDataset(DocumentIndex.of(TokenStore.from_documents(made)), T, packing)
 
 
-class TestWindow:
-    @pytest.fixture(scope="class")
-    def networks(self) -> tuple[Any, FeatureNetwork]:
-        model = tiny_model("llama")
-        return model, FeatureNetwork(model)
+@pytest.fixture(scope="module")
+def networks() -> tuple[Any, FeatureNetwork]:
+    model = tiny_model("llama")
+    return model, FeatureNetwork(model)
 
+
+class TestWindow:
     def window(self, networks: Any, tmp_path: Path, sizes: list[int], ends: Tensor | None, **changes: Any) -> Any:
-        config = EBFTConfig(
-            output_dir=str(tmp_path),
-            use_cpu=True,
-            **{"context_length": T, "horizon": 3, "stride": 4, "answer_only": False, **changes},
-        )
+        given = {"context_length": T, "horizon": 3, "stride": 4, "answer_only": False, **changes}
+        config = EBFTConfig(output_dir=str(tmp_path), use_cpu=True, **given)
         data = dataset([10, 17, 9, 30, 24, 6])
         rows = iter(range(len(data)))
         batches = [collate([data[next(rows)] for _ in range(size)]) for size in sizes]
@@ -100,15 +97,12 @@ class TestWindow:
     def test_counts_and_means_by_hand(self, networks: Any, tmp_path: Path) -> None:
         found = self.window(networks, tmp_path, [4], None, alpha=0.5, whitening="none")
         (batch,) = found.micro_batches
-        anchors = [4, 8, 12, 16, 20]  # every stride, with room for the horizon of 3
-        assert batch["layout"].anchors.tolist() == anchors
-        n = 4
-        assert int(found.totals["sequences"]) == 4
-        # Four full rows of 24 tokens, all of whose anchors count.
-        assert int(found.totals["tokens"]) == 4 * T
-        assert int(found.totals["generated_tokens"]) == 4 * len(anchors) * n * 3
-        assert float(found.metrics["ebft/anchors"]) == len(anchors)
-        assert float(found.metrics["ebft/packed_tokens"]) == 4 * (T + len(anchors) * n * 3)
+        assert batch["layout"].anchors.tolist() == [4, 8, 12, 16, 20]  # every stride, with room for the horizon of 3
+        generated = 5 * 4 * 3  # of each of the four rows, which are full, and all of whose anchors count
+        counts = {name: int(found.totals[name]) for name in ("sequences", "tokens", "generated_tokens")}
+        assert counts == {"sequences": 4, "tokens": 4 * T, "generated_tokens": 4 * generated}
+        assert float(found.metrics["ebft/anchors"]) == 5
+        assert float(found.metrics["ebft/packed_tokens"]) == 4 * (T + generated)
         alignment, diversity = found.metrics["ebft/alignment"], found.metrics["ebft/diversity"]
         assert diversity > 0.01, "whitened, distinct samples have none, and alpha would weigh nothing"
         assert float(found.metrics["reward"]) == pytest.approx(float(alignment - 0.5 * diversity), abs=1e-6)
@@ -127,26 +121,19 @@ class TestWindow:
     def test_trees_change_neither_metrics_nor_the_gradient(
         self, networks: Any, tmp_path: Path, ends: Tensor | None, kl_weight: float, samples: int
     ) -> None:
-        model, _ = networks
-        changes = {"document_masks": ends is not None, "kl_weight": kl_weight, "samples": samples}
+        model, other = networks[0], tiny_model("llama", seed=1)
+        changes = {"document_masks": ends is not None, "kl_weight": kl_weight, "samples": samples, "gamma": 0.2}
         changes["temperature"] = 0.3 if samples == 2 else 0.1
         found = []
         for trees in (True, False):
             window = self.window(networks, tmp_path, [2, 2], ends, trees=trees, **changes)
             model.zero_grad()
-            total = 0.0
-            for batch in window.micro_batches:
-                layout, ids = batch["layout"], batch["input_ids"]
-                hidden = packed_hidden_states(model, ids, layout)
-                reference = Reference(hidden.detach() * 0.9, output_head(model)) if kl_weight else None
-                terms = ebft_loss(
-                    *(hidden, output_head(model), ids, layout, batch["advantages"], changes["temperature"], 0.2),
-                    *(batch["completion_lengths"], reference, kl_weight),
-                    **{name: batch[name] for name in ("generated_tokens", "truth_tokens")},
-                )
-                terms.loss.backward()
-                total += float(terms.loss.detach())
-            found.append((total, window, [p.grad.clone() for p in model.parameters()]))
+            losses = [
+                loss_of(model, b, method(**changes), lambda: (other, nullcontext())) for b in window.micro_batches
+            ]
+            total = sum(terms.loss for terms in losses)
+            total.backward()
+            found.append((float(total.detach()), window, [p.grad.clone() for p in model.parameters()]))
         (loss, window, gradients), (plain_loss, plain, plain_gradients) = found
         assert loss == pytest.approx(plain_loss, rel=1e-5, abs=1e-6)
         for name, value in plain.metrics.items():

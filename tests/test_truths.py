@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -187,6 +187,7 @@ def check_sides(batch: dict[str, Any], config: MethodConfig, expected: list[Plac
     assert ended > 3, "some must end early, or this shows nothing"
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(2, 40), min_size=1, max_size=8), st.booleans(), st.booleans())
 def test_strided_anchors_and_truths(lengths: list[int], packing: bool, short: bool) -> None:
     batch = batch_of(dataset_of(texts(lengths), packing))

@@ -12,7 +12,7 @@ from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.rollout import rollout
 from tests.models import VOCABULARY, tiny_model
-from tests.plain import off, places, plain_hidden_states, plain_logits, random_batch, untouched
+from tests.plain import off, places, plain_hidden_states, plain_outputs, random_batch, untouched
 
 T = 22
 DOCUMENTS = torch.tensor([[0] * 9 + [1] * 13, [4] * 3 + [7] * 15 + [-1] * 4])
@@ -42,9 +42,9 @@ def test_packed_equals_plain(family: str, case: str, device_and_backend: tuple[s
         hidden = packed_hidden_states(model, layout.pack(ids, completions).to(device), layout, backend=backend)
         log_probs = output_head(model).logits(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2]).log_softmax(-1)
     for place in places(ids, completions, layout, documents):
-        sequence, at = place.sequence.to(device), (place.row, place.slots)
-        assert off(hidden[at], plain_hidden_states(plain, sequence)[-1][-layout.horizon :]) < tolerance
-        assert off(log_probs[at], plain_logits(plain, sequence).log_softmax(-1)[-layout.horizon :]) < tolerance
+        logits, states = plain_outputs(plain, place.sequence.to(device))
+        assert off(hidden[place.row, place.slots], states[-1][-layout.horizon :]) < tolerance
+        assert off(log_probs[place.row, place.slots], logits.log_softmax(-1)[-layout.horizon :]) < tolerance
     own = torch.zeros(2, T, dtype=torch.long) if documents is None else documents.expand(2, -1)
     for row, document in itertools.product(range(2), own.unique().tolist()):
         inside = own[row] == document

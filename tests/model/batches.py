@@ -40,20 +40,16 @@ def check_features(
     layout: PackedLayout,
     taps: tuple[int, ...] = (1, 2, 3),
     documents: Tensor | None = None,
-    lengths: Tensor | None = None,
     device: str = "cpu",
     tolerance: float = 1e-5,
 ) -> None:
     """Of all completions and truths, against those of plain sequences."""
     ids, completions = random_batch(layout)
-    generated, truth = network(layout.pack(ids, completions).to(device), layout, lengths)
+    generated, truth = network(layout.pack(ids, completions).to(device), layout)
     assert generated.shape == (2, layout.num_anchors, layout.samples, network.width)
     assert truth.shape == (2, layout.num_anchors, network.width)
-    G, of_truths = layout.horizon, layout.truth_lengths.expand(2, -1)
     for place in places(ids, completions, layout, documents):
         at = (place.row, place.anchor_index, place.sample)
-        length = G if lengths is None else int(lengths[at])
-        sequence, whole = place.sequence[: len(place.sequence) - G + length].to(device), place.truth_sequence.to(device)
-        assert (generated[at] - phi(plain, sequence, length, taps, network)).abs().max() < tolerance
-        expected = phi(plain, whole, int(of_truths[at[:2]]), taps, network)
-        assert (truth[at[:2]] - expected).abs().max() < tolerance
+        for found, sequence in (generated[at], place.sequence), (truth[at[:2]], place.truth_sequence):
+            expected = phi(plain, sequence.to(device), layout.horizon, taps, network)
+            assert (found - expected).abs().max() < tolerance

@@ -59,26 +59,15 @@ class TestPositionsThatDependOnTheLength:
             assert off(hidden[place.row, place.slots], plain_hidden_states(plain, place.sequence)[-1][-4:]) < 1e-5
 
     @pytest.mark.parametrize("config", [dynamic, longrope])
-    @pytest.mark.parametrize(
-        "layout",
-        [
-            StridedLayout(SWITCH + 1, 4, 3, 2),
-            PackedLayout(SWITCH, 4, 2, torch.tensor([3, SWITCH - 3]), whole_truth=False),
-        ],
-        ids=["longer contexts", "completions that end beyond"],
-    )
-    def test_are_refused_beyond(self, config, layout: PackedLayout) -> None:  # type: ignore[no-untyped-def]
+    def test_are_refused_beyond(self, config) -> None:  # type: ignore[no-untyped-def]
+        """By every pass, where contexts are longer, and where completions end beyond."""
         model = model_of(config())
-        ids = torch.zeros(1, layout.context_length, dtype=torch.long)
-        packed = torch.zeros(1, layout.packed_length, dtype=torch.long)
-        passes = [
-            lambda: rollout(model, ids, layout),
-            lambda: packed_hidden_states(model, packed, layout),
-            lambda: FeatureNetwork(model)(packed, layout),
-        ]
-        for run in passes:
-            with pytest.raises(ValueError, match=f"RoPE, whose frequencies change .*use context_length<={SWITCH}"):
-                run()
+        features = FeatureNetwork(model)
+        for layout in StridedLayout(SWITCH + 1, 4, 3, 2), PackedLayout(SWITCH, 4, 2, torch.tensor([3, SWITCH - 3])):
+            ids, packed = (torch.zeros(1, n, dtype=torch.long) for n in (layout.context_length, layout.packed_length))
+            for run, given in (rollout, (model, ids)), (packed_hidden_states, (model, packed)), (features, (packed,)):
+                with pytest.raises(ValueError, match=f"RoPE, whose frequencies change .*use context_length<={SWITCH}"):
+                    run(*given, layout)
 
 
 def test_layers_whose_keys_a_rollout_cannot_keep_apart() -> None:
