@@ -68,10 +68,6 @@ class PackedLayout:
         allow_empty: let a batch pass in which no row keeps any anchor, instead of raising an error.
 
     Attributes:
-        anchors: [B] or [b, B]; empty places hold 1 and are False in `anchor_mask`.
-        anchor_mask: bool [B] or [b, B], False where a row drops the anchor.
-        truth_lengths: [B] or [b, B], tokens of truth per anchor: G where the window is whole, 0 where dropped.
-        truth_mask: bool [T] or [b, T], tokens that count as targets of the cross-entropy.
         predicted: of a tree, bool [b, B, n, G], tokens whose predecessor is in the packed sequence; None: all are.
         predicting_rows: of a tree, how many tokens of the batch predict something, at most.
 
@@ -187,18 +183,22 @@ class PackedLayout:
 
     @property
     def anchors(self) -> Tensor:
+        """[B] or [b, B]; empty places hold 1 and are False in `anchor_mask`."""
         return self._squeeze(self._anchors)
 
     @property
     def anchor_mask(self) -> Tensor:
+        """bool [B] or [b, B], False where a row drops the anchor."""
         return self._squeeze(self._valid)
 
     @property
     def truth_lengths(self) -> Tensor:
+        """[B] or [b, B], tokens of truth per anchor: G where the window is whole, 0 where dropped."""
         return self._squeeze(self._truths)
 
     @property
     def truth_mask(self) -> Tensor:
+        """bool [T] or [b, T], tokens that count as targets of the cross-entropy."""
         return self._squeeze(self._truth_mask)
 
     @property

@@ -87,6 +87,7 @@ NAMES = {
     "cfm": "feature-matching loss",
     "whitened_proxy": "whitened proxy (larger is better)",
 }
+METRICS = (*NAMES, "reward")
 # What rollouts are like: measured in evaluation alone, and neither larger nor smaller is better.
 OF_ROLLOUTS = {"distinct": "distinct rollouts", "entropy": "entropy of rollouts"}
 # Cross-entropy at other temperatures than 1, in evaluation alone, says how sharp a model is, apart from what it knows:
@@ -94,13 +95,10 @@ OF_ROLLOUTS = {"distinct": "distinct rollouts", "entropy": "entropy of rollouts"
 TEMPERATURES = tuple(tenths / 10 for tenths in range(5, 16))
 TOKENS = {"": "all tokens", "answer_": "answer tokens"}  # how the names of metrics begin
 _WITHOUT_END = "answer_cross_entropy_without_end"  # as the released code counts answers
-_TITLES = {
-    **NAMES,
-    **OF_ROLLOUTS,
-    _WITHOUT_END: "cross-entropy, answer tokens without end tokens",
-    "best_temperature": "temperature of the least cross-entropy, all tokens",
-    "answer_best_temperature": "temperature of the least cross-entropy, answer tokens",
-}
+_TITLES = NAMES | OF_ROLLOUTS | {_WITHOUT_END: "cross-entropy, answer tokens without end tokens"}
+_TITLES |= {f"{of}best_temperature": f"temperature of the least cross-entropy, {TOKENS[of]}" for of in TOKENS}
+_PER = dict.fromkeys((*METRICS, *OF_ROLLOUTS), "contexts") | {_WITHOUT_END: "answer_tokens_without_end"}
+_PER |= {f"{of}{name}": f"{of}tokens" for of in TOKENS for name in ("cross_entropy", "best_temperature")}
 
 
 def smaller_is_better(metric: str) -> bool:
@@ -137,18 +135,6 @@ def along_training(entries: Iterable[Record], key: str) -> dict[int, Record]:
         and math.isfinite(entry[key])
         and entry.get("model_step", entry["step"]) == entry["step"]
     }
-
-
-# Metric: the count that it is per.
-METRICS = {
-    "cross_entropy": "tokens",
-    "answer_cross_entropy": "answer_tokens",
-    "cfm": "contexts",
-    "whitened_proxy": "contexts",
-    "reward": "contexts",
-}
-_PER = METRICS | dict.fromkeys(OF_ROLLOUTS, "contexts") | {_WITHOUT_END: "answer_tokens_without_end"}
-_PER |= {f"{of}best_temperature": f"{of}tokens" for of in TOKENS}
 
 
 def estimates(records: Sequence[Record]) -> dict[str, Estimate]:
@@ -214,8 +200,8 @@ def as_logged(found: Mapping[str, Estimate], prefix: str = "eval") -> dict[str, 
 def sums_by_metric(records: Sequence[Record]) -> dict[str, SumsAndCounts]:
     """What each sequence gives to each metric, of those that anything was counted for."""
     found = {}
-    named = dict.fromkeys(name.replace("log_probs", "cross_entropy") for record in records for name in record)
-    for metric in METRICS | named:
+    named = (name.replace("log_probs", "cross_entropy") for record in records for name in record)
+    for metric in dict.fromkeys((*METRICS, *named)):
         counts = [record.get(per_what(metric), 0) for record in records]
         if any(counts):
             sums = [_sum(record, metric, count) for record, count in zip(records, counts, strict=True)]
