@@ -127,30 +127,6 @@ def test_value_and_gradients_for_every_kind_of_head(
     torch.testing.assert_close(*gradients)
 
 
-def gradients_of_a_scaled_mean(share: float, hidden_dtype: torch.dtype, compute: torch.dtype | None) -> list[Tensor]:
-    """Of hidden rows and head, each token counting for `share`, with the loss scaled as for float16 and back."""
-    g = torch.Generator().manual_seed(0)
-    hidden = torch.randn(64, 16, generator=g).to(hidden_dtype).requires_grad_()
-    weight = (0.3 * torch.randn(500, 16, generator=g)).requires_grad_()
-    rows = Rows(
-        torch.randint(500, (64, 2), generator=g), share * torch.randn(64, 2, generator=g), torch.full((64,), 0.6)
-    )
-    with torch.autocast("cpu", compute, enabled=compute is not None):
-        loss = weighted_cross_entropy(hidden, Head(weight), rows, chunk_rows=20).loss
-    (2.0**16 * loss).backward()
-    return [leaf.grad.float() / 2.0**16 for leaf in (hidden, weight)]
-
-
-@pytest.mark.parametrize("hidden_dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("share", [1 / 65536, 0.03 / 65536])
-def test_gradients_of_many_tokens_survive_float16(share: float, hidden_dtype: torch.dtype) -> None:
-    """They are made before the loss is scaled, when they are still too small for float16."""
-    expected = gradients_of_a_scaled_mean(share, torch.float32, None)
-    found = gradients_of_a_scaled_mean(share, hidden_dtype, torch.float16)
-    for mine, other in zip(found, expected, strict=True):
-        assert (mine - other).norm() < 2e-3 * other.norm()
-
-
 # ---- memory ------------------------------------------------------------------------------------------------
 
 

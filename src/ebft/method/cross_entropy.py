@@ -125,17 +125,13 @@ class _WeightedCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         wanted = [grad_enabled and x is not None and x.requires_grad for x in (hidden, weight, bias)]
         full, dtype = torch.promote_types(hidden.dtype, torch.float32), head.compute_dtype(hidden)
-        # Weights are shares of all tokens of a step, and what scales a loss for float16 arrives in backward only: until
-        # then gradients stay in float32, which holds numbers so small.
-        half = dtype == torch.float16
-        grad_dtype = full if half else dtype
-        grad_hidden = torch.zeros_like(hidden, dtype=full if half else hidden.dtype) if wanted[0] else None
+        grad_hidden = torch.zeros_like(hidden) if wanted[0] else None
         grad_weight = torch.zeros_like(weight, dtype=full) if wanted[1] else None
         grad_bias = torch.zeros_like(bias, dtype=full) if wanted[2] and bias is not None else None
         R, log_probs = len(hidden), hidden.new_empty(rows.targets.shape, dtype=full)
         entropy, kl = hidden.new_empty(R, dtype=full), hidden.new_zeros(R, dtype=full)
 
-        weight_c = weight.to(dtype).to(grad_dtype)  # once for all chunks, as all that follows
+        weight_c = weight.to(dtype)  # once for all chunks, as all that follows
         head = replace(head, weight=weight, ready=False).prepared(hidden)
         if reference is not None:
             reference_head = reference.head.prepared(reference.hidden)
@@ -150,7 +146,7 @@ class _WeightedCrossEntropy(torch.autograd.Function):
                 if not any(wanted):
                     continue
                 parts = (logits, head, temperature, log_sum, log_probs[at], targets, weights)
-                gradient = fused_gradient(*parts, grad_dtype)
+                gradient = fused_gradient(*parts, dtype)
             else:
                 # Passes over a chunk of logits are what this costs beside its products: in place where possible.
                 scaled = logits / temperature if head.softcap is not None else logits.div_(temperature)
@@ -177,12 +173,12 @@ class _WeightedCrossEntropy(torch.autograd.Function):
                 del scaled, log_p, p
             if grad_bias is not None:
                 grad_bias += gradient.sum(0, dtype=full)
-            gradient, hidden_c = gradient.to(grad_dtype), hidden_c.to(grad_dtype)
+            gradient = gradient.to(dtype)
             if grad_hidden is not None:
                 with torch.autocast(gradient.device.type, enabled=False):
                     grad_hidden[at] = (gradient @ weight_c).to(grad_hidden.dtype)
             if grad_weight is not None:
-                if grad_dtype == full:
+                if dtype == full:
                     grad_weight.addmm_(gradient.t(), hidden_c)
                 elif gradient.is_cuda:
                     with torch.autocast("cuda", enabled=False):
