@@ -39,15 +39,12 @@ QUICK = {"max_steps": 2, "eval_strategy": "no", "samples_every": 0, "learning_ra
 pytestmark = pytest.mark.usefixtures("offline")
 
 
-def logits_of(model: Any) -> torch.Tensor:
-    ids = torch.arange(3, 19)[None] * 7 % 250
+def logits_of(place: Any, adapter: Path | None = None) -> torch.Tensor:
+    """Of a model or its folder, and what peft itself, without ebft, says of an adapter on it."""
+    model: Any = AutoModelForCausalLM.from_pretrained(place) if isinstance(place, Path) else place
+    model = model if adapter is None else PeftModel.from_pretrained(model, str(adapter))
     with torch.no_grad():
-        return model.eval().float()(ids).logits
-
-
-def trained_logits(base: Path, adapter: Path) -> torch.Tensor:
-    """What peft itself says, without ebft."""
-    return logits_of(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(adapter)))
+        return model.eval().float()(torch.arange(3, 19)[None] * 7 % 250).logits
 
 
 @pytest.mark.parametrize("kind", ["rslora with the head", "ln_tuning"])
@@ -55,18 +52,17 @@ def test_any_adapter_trains_and_its_export_is_the_same_model(kind: str, tiny: Pa
     """Also where it was stopped and resumed."""
     recipe = write_recipe(tmp_path, tiny, sums, **QUICK, peft=KINDS[kind])
     assert run("train", recipe, tmp_path / "out") == 0
-    adapted = trained_logits(tiny, tmp_path / "out" / "final")
+    adapted = logits_of(tiny, tmp_path / "out" / "final")
     if kind != "ln_tuning":
         assert run("train", recipe, tmp_path / "stopped", "--save_steps", 1) == 0
         shutil.rmtree(tmp_path / "stopped" / "checkpoint-2")
         assert run("train", recipe, tmp_path / "stopped", "--resume") == 0
-        assert torch.equal(trained_logits(tiny, tmp_path / "stopped" / "final"), adapted)
-    assert not torch.equal(adapted, logits_of(AutoModelForCausalLM.from_pretrained(tiny)))
+        assert torch.equal(logits_of(tiny, tmp_path / "stopped" / "final"), adapted)
+    assert not torch.equal(adapted, logits_of(tiny))
 
     assert cli.main(["export", str(tmp_path / "out"), "--output", str(tmp_path / "merged")]) == 0
     assert not (tmp_path / "merged" / "adapter_config.json").exists()
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    torch.testing.assert_close(logits_of(merged), adapted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits_of(tmp_path / "merged"), adapted, rtol=1e-4, atol=1e-4)
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").eos_token == END
 
 
@@ -100,8 +96,7 @@ def test_a_saved_adapter_config_can_be_given_as_peft(tiny: Path, sums: Path, tmp
         given = load_recipe(recipe, {"output_dir": str(tmp_path / "out"), "peft": str(tmp_path / place)})
         found = loading.peft_config(given)
         assert (found.r, found.lora_alpha, found.target_modules, found.use_rslora) == (3, 7, {"q_proj"}, True)
-        assert not found.inference_mode
-        assert found.base_model_name_or_path is None
+        assert (found.inference_mode, found.base_model_name_or_path) == (False, None)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +137,12 @@ def test_four_bits(bf16: bool, sums: Path, tmp_path: Path, monkeypatch: pytest.M
     rounded = kept.dequantize(torch.float32)
     for name in ("final", "checkpoint-2"):
         assert cli.main(["export", str(tmp_path / "out" / name), "--output", str(tmp_path / name)]) == 0
-    expected = logits_of(PeftModel.from_pretrained(rounded, str(tmp_path / "out" / "final")))
+    expected = logits_of(rounded, tmp_path / "out" / "final")
     for name in ("final", "checkpoint-2"):
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / name)
         assert not hasattr(merged.config, "quantization_config")
         torch.testing.assert_close(logits_of(merged), expected, rtol=1e-4, atol=1e-4)
-        assert (logits_of(merged) - logits_of(AutoModelForCausalLM.from_pretrained(base))).abs().max() > 0.1
+        assert (logits_of(merged) - logits_of(base)).abs().max() > 0.1
 
 
 def test_the_base_model_is_never_in_float32_with_bf16(tiny: Path, sums: Path, tmp_path: Path) -> None:

@@ -54,11 +54,6 @@ def test_a_run_begins_where_sft_ended(warm: Path, tiny: Path, sums: Path, tmp_pa
 CPU = torch.device("cpu")
 
 
-def same_weights(found: Any, expected: Any) -> bool:
-    mine = found.state_dict()
-    return all(torch.equal(mine[name], value) for name, value in expected.state_dict().items())
-
-
 @pytest.fixture(scope="module")
 def adapter(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An adapter as peft saves it, without a tokenizer beside it."""
@@ -89,7 +84,6 @@ class TestCheckpoint:
             ({"recipe.yaml": "model: x"}, "is a run without a final model yet"),
             ({"final/config.json": "{}"}, r"final is not a checkpoint: it has no .*safetensors"),
             ({"model.safetensors": ""}, r"has no config\.json"),
-            ({"adapter_config.json": "{}"}, r"has no \*\.safetensors"),
             ({"adapter_config.json": "{", "adapter_model.bin": ""}, "no base model by its adapter_config.json"),
         ],
     )
@@ -128,8 +122,7 @@ class TestRecipe:
         assert not hasattr(model, "disable_adapter")
         assert all(p.requires_grad for p in model.parameters())
         merged = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), str(adapter)).merge_and_unload()
-        assert same_weights(model, merged)
-        assert not same_weights(model, AutoModelForCausalLM.from_pretrained(tiny))
+        torch.testing.assert_close(model.state_dict(), merged.state_dict(), rtol=0, atol=0)
         with pytest.raises(ConfigError, match=r"load_in_4bit.* a whole model .ebft export"):
             load_model(self.recipe(tmp_path, adapter, load_in_4bit=True, lora=True))
 

@@ -79,29 +79,20 @@ def random_features(end_token: int | None) -> Tensor:
 
 
 def kl_of_completions(theta: Tensor, q_theta: Tensor, end_token: int | None) -> Tensor:
-    """KL(p || q) between what the two models write up to the end token, summed over outcomes."""
-    first_p, first_q = theta[0].log_softmax(-1), q_theta[0].log_softmax(-1)
-    total = torch.zeros((), dtype=torch.float64)
-    for first, second in COMPLETIONS:
-        if first == end_token:
-            if second == 0:
-                total = total + first_p[first].exp() * (first_p[first] - first_q[first])
-            continue
-        log_p = first_p[first] + theta[1 + first].log_softmax(-1)[second]
-        log_q = first_q[first] + q_theta[1 + first].log_softmax(-1)[second]
-        total = total + log_p.exp() * (log_p - log_q)
-    return total
+    """KL(p || q) between what the two models write up to the end token: the mean log-ratio over all outcomes."""
+    ratio = theta.log_softmax(-1) - q_theta.log_softmax(-1)
+    of_outcome = [
+        ratio[0, first] + (ratio[1 + first, second] if first != end_token else 0) for first, second in COMPLETIONS
+    ]
+    return log_probabilities(theta).exp() @ torch.stack(of_outcome)
 
 
 def expected_loss_gradient(
     theta: Tensor, q_theta: Tensor, features: Tensor, target: Tensor, kl_weight: float, end_token: int | None
 ) -> Tensor:
-    """The expectation of the gradient of `ebft_loss` over all pairs of completions.
-
-    Every pair is one row of a batch: two context tokens, an anchor between them, two completions. The hidden
-    states are the logits (times the temperature) and the head is the identity, so that the gradient of each row
-    is at hand and can be weighted by the probability of its pair.
-    """
+    """The expectation of the gradient of `ebft_loss` over all pairs of completions, each a row of a batch: two context
+    tokens, an anchor between them, two completions. Hidden states are logits (times the temperature) and the head is
+    the identity: the gradient of each row is at hand and can be weighted by the probability of its pair."""
     n, G, T = 2, 2, 2
     layout = PackedLayout(T, G, n, torch.tensor([1]))
     pairs = all_tuples(COUNT, n)
@@ -117,15 +108,11 @@ def expected_loss_gradient(
         states[:, layout.completion_slots[0, j, 0]] = 1 + tokens[:, j, 0]
     theta = theta.detach().requires_grad_()
     hidden = TEMPERATURE * theta[states]
+    head, lengths = Head(torch.eye(V, dtype=torch.float64)), lengths_of(end_token)[pairs][:, None]
     found = ebft_loss(
-        hidden,
-        Head(torch.eye(V, dtype=torch.float64)),
-        packed,
-        layout,
-        advantages[:, None],
-        TEMPERATURE,
-        completion_lengths=lengths_of(end_token)[pairs][:, None],
-        reference=Reference(TEMPERATURE * q_theta[states], Head(torch.eye(V, dtype=torch.float64))),
+        *(hidden, head, packed, layout, advantages[:, None], TEMPERATURE),
+        completion_lengths=lengths,
+        reference=Reference(TEMPERATURE * q_theta[states], head),
         kl_weight=kl_weight,
         generated_tokens=n,  # so that the sum is the mean over samples, per completion and not per token
     )

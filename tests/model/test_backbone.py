@@ -21,7 +21,7 @@ from ebft.method.layout import StridedLayout
 from ebft.model import backbone
 from ebft.model.backbone import compile_layers, decoder_of, idle_parameters, packed_hidden_states, prepare_model
 from ebft.model.rollout import _generate
-from tests.model.batches import some_loss, some_packed
+from tests.model.batches import LAYOUT, some_loss, some_packed
 from tests.models import MIXTURES, SIZES, tiny_model
 
 SINKS = {**SIZES, "num_hidden_layers": 2, "head_dim": 16, "num_local_experts": 4, "sliding_window": 64}
@@ -36,13 +36,14 @@ class TestUnsupportedModels:
             (lambda: from_config(BloomConfig(vocab_size=20, hidden_size=8, n_layer=1, n_head=2)), "does not pass"),
             (lambda: T5ForConditionalGeneration(T5Config(vocab_size=20, d_model=8, num_layers=1)), "decoder-only"),
             (lambda: from_config(GptOssConfig(**SINKS)), "gives attention 's_aux'"),
+            (lambda: tiny_model("gpt2").train(), "gives attention 'dropout'"),
             (lambda: tiny_model().model, "AutoModelForCausalLM"),
         ],
-        ids=["recurrent", "alibi", "encoder-decoder", "attention sinks", "no head"],
+        ids=["recurrent", "alibi", "encoder-decoder", "attention sinks", "dropout", "no head"],
     )
     def test_are_refused(self, make: Callable[[], torch.nn.Module], why: str) -> None:
         with pytest.raises(ValueError, match=why):
-            prepare_model(make())
+            packed_hidden_states(make(), some_packed(), LAYOUT)
 
     def test_whose_packed_pass_differs_from_plain_sequences(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A model that does something ebft does not know of is found out before it is trained."""
