@@ -140,7 +140,8 @@ def test_runs_and_evaluations_that_failed_are_shown_and_left_out(study: Path) ->
         file = study / "runs" / f"sft,seed={seed}" / "results.json"
         file.write_text(file.read_text().replace('"steps": 20, ', ""))
     (study / "evaluations" / "ebft,seed=0" / "results.json").write_text("{")
-    (study / "evaluations" / "ebft,seed=1" / "calibration.jsonl").write_text('{"sequence": 0, "tokens": 1}\n')
+    records = study / "evaluations" / "ebft,seed=1" / "calibration.jsonl"
+    records.write_text(records.read_text().partition("\n")[0] + "\n")
     for name in ("sft,seed=0", "evaluate-rlvr,seed=0"):
         (study / "logs").mkdir(exist_ok=True)
         (study / "logs" / f"{name}.log").write_text("$ ebft x\nebft: the disk is full: runs/x\n")

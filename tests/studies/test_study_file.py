@@ -58,7 +58,6 @@ def test_the_test_measures_as_validation_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"methods": {"stf": {}}}, "the method stf: `method` is one of ebft, sft, rlvr; did you mean 'sft'"),
         ({"methods": {"ebft": {"grid": {"gama": [0]}}}}, "ebft,gama=0: unknown setting 'gama'.*; did you mean 'gamma'"),
         ({"methods": {"ebft": {"grid": {"gamma": [0]}, "search": {"gamma": [1]}}}}, "both in `grid` and in `search`"),
         ({"methods": {"sft": {"grid": {"max_length": [8, 9]}}, "ebft": {"after": "sft"}}}, "with the same `grid`"),
