@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -54,7 +54,7 @@ def score_translations(
     """{"metrics", "signatures", "sentences": scores of each}. One translation for each: `bleu` and so on; several:
     `best_of_k_...`. Of one, sentences also have what they add to the corpus scores, for tests of differences."""
     texts = [[one_line(text) for text in of_pair] for of_pair in texts]
-    scores, corpora = _sentence_scores(pairs, texts, scoring), {name: _Corpus(name, pairs, scoring) for name in CORPUS}
+    scores, corpora = _sentence_scores(pairs, texts, scoring), {name: _metric(name, scoring) for name in CORPUS}
     rows = [
         {"task_id": pair.key, "sample": number, **{name: of[place][number] for name, of in scores.items()}}
         for place, pair in enumerate(pairs)
@@ -63,7 +63,7 @@ def score_translations(
     metrics: Metrics = {}
     if max(map(len, texts)) == 1:
         for name, corpus in corpora.items():
-            metrics[name], adds = corpus.score([text for [text] in texts])
+            metrics[name], adds = _corpus_score(corpus, pairs, [text for [text] in texts])
             for row, statistics in zip(rows, adds, strict=True):
                 row[f"{name}_statistics"] = statistics
         metrics |= {name: mean_of([score for [score] in of]) for name, of in scores.items()}
@@ -75,12 +75,12 @@ def score_translations(
                 for at in range(0, fewest - k + 1, k):  # of every sentence the best of these k, of equal ones the first
                     best = [max(range(at, at + k), key=of.__getitem__) for of in scores[f"sentence_{name}"]]
                     picked = [of_pair[number] for of_pair, number in zip(texts, best, strict=True)]
-                    found.append(corpus.score(picked)[0])
+                    found.append(_corpus_score(corpus, pairs, picked)[0])
                 # The groups share the sentences, so their average errs like one of them, at most.
                 metrics[f"best_of_{k}_{name}"] = found[0] | {"value": fmean(entry["value"] for entry in found)}
             for name, of in scores.items():
                 metrics[f"best_of_{k}_{name}"] = mean_of([expected_best(of_pair, k) for of_pair in of])
-    signatures = {name: str(corpus.metric.get_signature()) for name, corpus in corpora.items()}
+    signatures = {name: str(corpus.get_signature()) for name, corpus in corpora.items()}
     return {"metrics": metrics, "signatures": signatures, "sentences": rows}
 
 
@@ -128,29 +128,18 @@ def _metric(name: str, scoring: TranslationScoring, sentence: bool = False) -> A
         raise ConfigError(f"sacrebleu's tokenizer {scoring.bleu_tokenize or language!r}: {error}") from None
 
 
-class _Corpus:
-    """A score of the `sacrebleu` command. Two of its metrics' private methods are used: they have no public name."""
+def _corpus_score(metric: Any, pairs: Sequence[Pair], texts: list[str]) -> tuple[Metric, list[list[int]]]:
+    """That of the `sacrebleu` command, and what each sentence adds to the sums that it is made of. The standard error
+    is the spread over corpora drawn from this one with replacement, always the same draws (sacrebleu's own gives half
+    of a 95 % interval, and fails on scores of 0). Two private methods are used: they have no public name."""
+    import numpy as np
 
-    def __init__(self, name: str, pairs: Sequence[Pair], scoring: TranslationScoring) -> None:
-        self.metric = _metric(name, scoring)
-        most = max(len(pair.references) for pair in pairs)
-        # One stream per reference; sentences with fewer have None in the others, which sacrebleu leaves out.
-        padded = [[*pair.references, *[None] * (most - len(pair.references))] for pair in pairs]
-        self.references = [list(stream) for stream in zip(*padded, strict=True)]
-
-    def score(self, texts: list[str]) -> tuple[Metric, list[list[int]]]:
-        """With the bootstrap's standard error, and what each sentence adds to the sums that the score is made of."""
-        value = float(self.metric.corpus_score(texts, self.references).score)
-        adds = [list(map(int, of_one)) for of_one in self.metric._extract_corpus_statistics(texts, self.references)]
-        error = self._error(adds) if len(texts) > 1 else None
-        return {"value": value, "standard_error": error, "count": len(texts)}, adds
-
-    def _error(self, adds: list[list[int]]) -> float:
-        """The spread of the score over corpora drawn from this one with replacement, always the same draws (sacrebleu's
-        own gives half of a 95 % interval, and fails on scores of 0)."""
-        import numpy as np
-
-        statistics = np.array(adds, dtype=np.float64)
-        random = np.random.default_rng(12345)
+    # One stream per reference; sentences with fewer have None in the others, which sacrebleu leaves out.
+    streams = [list(stream) for stream in zip_longest(*(pair.references for pair in pairs))]
+    value = float(metric.corpus_score(texts, streams).score)
+    adds = [list(map(int, of_one)) for of_one in metric._extract_corpus_statistics(texts, streams)]
+    statistics, random, error = np.array(adds, dtype=np.float64), np.random.default_rng(12345), None
+    if len(adds) > 1:
         draws = (statistics[random.integers(len(adds), size=len(adds))].sum(0).tolist() for _ in range(BOOTSTRAP))
-        return float(np.std([self.metric._compute_score_from_stats(drawn).score for drawn in draws], ddof=1))
+        error = float(np.std([metric._compute_score_from_stats(drawn).score for drawn in draws], ddof=1))
+    return {"value": value, "standard_error": error, "count": len(texts)}, adds

@@ -46,9 +46,8 @@ class Problem:
         return None
 
 
-def run_tests(problem: Problem, answer: str, sandbox: Sandbox | None = None, limits: Limits | None = None) -> Outcome:
+def run_tests(problem: Problem, answer: str, sandbox: Sandbox = _SANDBOX, limits: Limits | None = None) -> Outcome:
     """The outcome of one answer to a problem. Raises SandboxError if nothing can be run here."""
-    sandbox = sandbox or _SANDBOX
     sandbox.check()
     if len(answer) > LONGEST:
         return Outcome(FAILED, f"the answer has {len(answer)} characters; more than {LONGEST} are not run")
@@ -71,13 +70,12 @@ class Attempt:
 
 def run_many(
     attempts: Iterable[Attempt],
-    sandbox: Sandbox | None = None,
+    sandbox: Sandbox = _SANDBOX,
     limits: Limits | None = None,
     workers: int | None = None,
 ) -> Iterator[tuple[Attempt, Outcome]]:
     """Outcomes as they come, `workers` programs at a time."""
-    given = sandbox or _SANDBOX
-    sandbox = Sandbox(given.unsafe, given.limits)  # of its own, to be stopped without stopping others
+    sandbox = Sandbox(sandbox.unsafe, sandbox.limits)  # of its own, to be stopped without stopping others
     sandbox.check()
     with ThreadPoolExecutor(workers or available_cores()) as pool:
         try:
