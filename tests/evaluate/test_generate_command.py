@@ -69,9 +69,8 @@ def of_run(model: Path, folder: Path, **settings: object) -> Path:
     return folder
 
 
-def test_one_model_is_only_the_text_and_several_have_names_and_a_file(
-    model: Path, base_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_model_and_several(model: Path, base_model: Path, tmp_path: Path, capsys: Any) -> None:
+    """Of one there is only the text; several have names, and a file."""
     assert generate(model, "--prompt", "2+2=", "--temperature", "0") == 0
     [[expected]] = texts_of(model, ["2+2="], temperature=0)
     assert capsys.readouterr().out == cli.printable(expected) + "\n"
@@ -103,7 +102,7 @@ GLUED = {"prompt_kinds": ["prompt"], "prompt_separator": "\n"}
     ],
 )
 def test_prompts_are_made_as_in_the_run(
-    settings: dict[str, object], flags: list[str], expected: str, model: Path, tmp_path: Path, seen: list[str]
+    settings: Any, flags: list[str], expected: str, model: Path, tmp_path: Path, seen: list[str]
 ) -> None:
     assert generate(of_run(model, tmp_path / "run", **settings), "--prompt", "hi", *flags) == 0
     assert seen == [expected]
@@ -118,9 +117,8 @@ def test_rows_of_a_file_are_read_as_training_reads_them(model: Path, tmp_path: P
     assert seen == [CHAT] * 2
 
 
-def test_a_chat_remembers_unless_the_model_was_not_trained_on_any(
-    model: Path, tmp_path: Path, seen: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chat_remembers(model: Path, tmp_path: Path, seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the model was not trained on any."""
     said(monkeypatch, "hi", "again")
     assert generate(model) == 0
     assert seen == [CHAT, f"{CHAT}fine</turn><user>again</turn><assistant>"]

@@ -160,9 +160,7 @@ def test_many_rows_are_looked_through_less_often_and_end_after_the_same_token() 
         ("\n", "\n  end", Completion("  end", "end", 7)),
     ],
 )
-def test_whitespace_at_the_end_of_a_prompt_is_written_by_the_model(
-    ending: str, script: str, completion: Completion
-) -> None:
+def test_the_model_writes_the_whitespace_of_a_prompt(ending: str, script: str, completion: Completion) -> None:
     """`scripted` speaks after a prompt of one token, so it also shows that the whitespace is not in the prompt."""
     tokenizer = byte_tokenizer(pad=END)
     said = [*tokenizer(script)["input_ids"], tokenizer.eos_token_id, *tokenizer("." * 20)["input_ids"]]

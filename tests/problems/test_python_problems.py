@@ -66,22 +66,17 @@ RIGHT, WRONG = "def last(n):\n    return n % TEN\nTEN = 10\n", "def last(n):\n  
 
 
 @needs_sandbox
-@pytest.mark.parametrize(
-    ("answer", "passes"),
-    [
-        (RIGHT + "\ndef first(n):\n    while n >= 10:\n        n = n //", True),  # cut off
-        (RIGHT + "\ndef first(n", True),
-        (RIGHT + "\ndef last(n):\n    return n", True),  # cut off, and by chance it compiles
-        (RIGHT + "\nlast(undefined)\nx = last(undefined)\nwhile True: pass", True),
-        ("```python\n" + RIGHT + "\ndef first(n):\n    return (n", True),
-        ("import math\nsum = 2 +\n" + RIGHT, False),
-        (WRONG + "\n" + RIGHT, False),
-        (WRONG + "\ndef first(n):\n    return (n", False),
-    ],
-)
-def test_what_follows_the_function_does_not_count(answer: str, passes: bool) -> None:
-    outcome = run_tests(mbpp_problem(Record("own", LAST_DIGIT)), answer, limits=LONG)
-    assert outcome.passed == passes, outcome
+def test_what_follows_the_function_does_not_count() -> None:
+    right = [
+        RIGHT + "\ndef first(n):\n    while n >= 10:\n        n = n //",  # cut off
+        RIGHT + "\ndef first(n",
+        RIGHT + "\ndef last(n):\n    return n",  # cut off, and by chance it compiles
+        RIGHT + "\nlast(undefined)\nx = last(undefined)\nwhile True: pass",
+        "```python\n" + RIGHT + "\ndef first(n):\n    return (n",
+    ]
+    wrong = ["import math\nsum = 2 +\n" + RIGHT, WRONG + "\n" + RIGHT, WRONG + "\ndef first(n):\n    return (n"]
+    problem = mbpp_problem(Record("own", LAST_DIGIT))
+    assert not_passed([Attempt(problem, answer, answer) for answer in right + wrong]).keys() == {*wrong}
 
 
 def test_mbpp_function_named_like_a_builtin() -> None:
