@@ -31,7 +31,8 @@ from tests.problems.rows import HUMANEVAL
 SETTINGS = {"gamma": 0.1, "max_steps": 9, "save_steps": 3, "save_total_limit": 2, "samples_every": 0, "eval_steps": 4}
 RLVR = {"rewards": "bleu", "generations": 4, "max_new_tokens": 3}
 ROWS_OF = {"score": 40, "eval": 24}  # completions
-CASES = ["train", "train on 2", "sft", "rlvr", "eval", "score", "sweep"]
+PROCESSES = {"train": 1, "train on 2": 2, "sft": 1, "rlvr": 1, "eval": 1, "score": 1, "sweep": 1}
+CASES = [*PROCESSES]
 # The points of a sweep are runs of `train` whose processes import everything anew: it has every second turn.
 TURNS = [*CASES, *CASES[:-1]]
 
@@ -47,17 +48,13 @@ def commands(folder: Path) -> dict[str, list[str]]:
     evaluate += " --no-greedy --max-new-tokens 4 --batch-size 2 --prompt-style raw"
     found = {"score": ["score", *score.split()], "eval": ["eval", *evaluate.split()]}
     for case in set(CASES) - set(found):
-        settings = {**SETTINGS, "per_device_train_batch_size": 4 // processes_of(case)}
+        settings = {**SETTINGS, "per_device_train_batch_size": 4 // PROCESSES[case]}
         own = folder / case.replace(" ", "-")
         own.mkdir()
         recipe = write_recipe(own, model, rows, **settings, **(RLVR if case == "rlvr" else {}))
         more = ["--set", "gamma=0,0.1", "--jobs", "2"] if case == "sweep" else ["--resume"]
         found[case] = [case.split()[0], "--config", str(recipe), "--output_dir", "OUTPUT", *more]
     return found
-
-
-def processes_of(case: str) -> int:
-    return 2 if case.endswith("2") else 1
 
 
 def outcome(case: str, output: Path) -> Any:
@@ -75,9 +72,11 @@ def outcome(case: str, output: Path) -> Any:
 
 def metrics(run: Path) -> list[dict[str, Any]]:
     """Without what depends on the clock. A run that is resumed after its last step measures once more: the same."""
-    entries = killed_runs.metrics(run)
-    kept = [{k: v for k, v in e.items() if k != "num_tokens"} for e in entries]  # which TRL counts from a resume on
-    return [entry for place, entry in enumerate(kept) if entry not in kept[:place]]
+    kept: list[dict[str, Any]] = []
+    for entry in killed_runs.metrics(run):
+        entry.pop("num_tokens", None)  # which TRL counts from a resume on
+        kept += [] if entry in kept else [entry]
+    return kept
 
 
 def work(arguments: list[str]) -> int:
@@ -88,7 +87,7 @@ def work(arguments: list[str]) -> int:
 def start(case: str, command: list[str], output: Path, log: Path) -> list[Any]:
     variables = {"EBFT_CACHE": str(output.parents[1] / "cache"), "HF_HUB_OFFLINE": "1"}
     words = [word.replace("OUTPUT", str(output)) for word in command]
-    return group.start([log] * processes_of(case), work, words, variables=variables)
+    return group.start([log] * PROCESSES[case], work, words, variables=variables)
 
 
 def wait(started: list[Any], seconds: float, log: Path) -> list[int]:

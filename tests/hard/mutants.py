@@ -32,16 +32,6 @@ def mutants() -> list[tuple[str, str, str]]:
     return [(old, new, tests) for tests, _, entries in sections for old, new in pairs.findall(entries)]
 
 
-def outcome(old: str, new: str, tests: str) -> str | None:
-    """None if the tests catch the fault."""
-    found = [file for file in sorted(SOURCE.rglob("*.py")) for _ in range(file.read_text(encoding="utf-8").count(old))]
-    if len(found) != 1:
-        return f"the text is there {len(found)} times"
-    if (without := exit_code(tests)) != 0:
-        return f"the tests are gone or fail without it (pytest ends with {without})"
-    return None if exit_code(tests, found[0], old, new) == 1 else "SURVIVED"
-
-
 @cache
 def exit_code(tests: str, file: Path | None = None, old: str = "", new: str = "") -> int:
     """pytest's, over a copy of src, with a fault in a file."""
@@ -57,15 +47,20 @@ def exit_code(tests: str, file: Path | None = None, old: str = "", new: str = ""
 
 
 def main() -> int:
-    only, left = options(only="").only, 0
+    only, caught = options(only="").only, 0
     chosen = [mutant for mutant in mutants() if only in " ".join(mutant)]
-    for number, mutant in enumerate(chosen, 1):
-        if (why := outcome(*mutant)) is not None:
-            left += 1
-            print(f"{why}: {mutant[0]!r} -> {mutant[1]!r} ({mutant[2]})", flush=True)
-        print(f"\r{number} of {len(chosen)}", end="", file=sys.stderr, flush=True)
-    print(f"\n{len(chosen) - left} of {len(chosen)} faults are caught")
-    return int(left > 0)
+    for old, new, tests in chosen:
+        files = [f for f in SOURCE.rglob("*.py") for _ in range(f.read_text(encoding="utf-8").count(old))]
+        why = f"the text is there {len(files)} times" if len(files) != 1 else ""
+        if not why and (without := exit_code(tests)) != 0:
+            why = f"the tests are gone or fail without it (pytest ends with {without})"
+        if not why and exit_code(tests, files[0], old, new) != 1:
+            why = "SURVIVED"
+        caught += not why
+        if why:
+            print(f"{why}: {old!r} -> {new!r} ({tests})", flush=True)
+    print(f"{caught} of {len(chosen)} faults are caught")
+    return int(caught < len(chosen))
 
 
 if __name__ == "__main__":
