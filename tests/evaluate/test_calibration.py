@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -103,11 +104,9 @@ def test_cross_entropy_equals_plain_sequences(document_masks: bool) -> None:
     model, dataset = tiny_model("llama"), dataset_of([15, 20, 22, 12])  # 69 tokens: the last sequence is padded
     records = measured(model, FeatureNetwork(model, source="shared"), dataset, options(document_masks=document_masks))
     plain = untouched(model)
-    names = [f"{of}log_probs{at}" for of in ("", "answer_") for at in ("", "_temperature_0.5", "_temperature_1.5")]
-    names += ["tokens", "answer_tokens", "answer_log_probs_without_end", "answer_tokens_without_end"]
-    expected: list[dict[str, float]] = []
+    expected: list[Counter[str]] = []
     for row in range(3):
-        item, sums = dataset[row], dict.fromkeys(names, 0.0)
+        item, sums = dataset[row], Counter[str]()
         expected.append(sums)
         documents = item["document_ids"]
         for t in range(1, int((documents >= 0).sum())):
@@ -116,24 +115,23 @@ def test_cross_entropy_equals_plain_sequences(document_masks: bool) -> None:
                 continue
             token, of_answer = int(item["input_ids"][t]), bool(item["answer_mask"][t])
             logits = plain_logits(plain, item["input_ids"][start:t])[-1].double()
-            for T in (0.5, 1, 1.5):
+            for T, at in ((0.5, "_temperature_0.5"), (1, ""), (1.5, "_temperature_1.5")):
                 log_prob = float((logits / T).log_softmax(-1)[token])
-                for of in ("", "answer_") if of_answer else ("",):
-                    sums[f"{of}log_probs{'' if T == 1 else f'_temperature_{T}'}"] += log_prob
-                if T == 1 and of_answer and token != END:
-                    sums["answer_log_probs_without_end"] += log_prob
+                sums[f"log_probs{at}"] += log_prob
+                sums[f"answer_log_probs{at}"] += log_prob * of_answer
+                if T == 1:
+                    sums["answer_log_probs_without_end"] += log_prob * (of_answer and token != END)
             sums["tokens"] += 1
             sums["answer_tokens"] += of_answer
             sums["answer_tokens_without_end"] += of_answer and token != END
-    totals = {name: sum(sums[name] for sums in expected) for name in names}
-    assert totals["answer_tokens_without_end"] < totals["answer_tokens"], "no end among the answers: nothing is shown"
-    for name in names:
+    for name in expected[0]:
         assert [record[name] for record in records] == pytest.approx([sums[name] for sums in expected], rel=1e-4), name
-    metrics = estimates(records)
-    for name in (name for name in names if "log_probs" in name):
-        per = "answer_tokens_without_end" if "without" in name else "answer_tokens" if "answer" in name else "tokens"
-        mean = metrics[name.replace("log_probs", "cross_entropy")].mean
-        assert mean == pytest.approx(-totals[name] / totals[per], rel=1e-4), name
+    every, answers, without, log_probs = (
+        sum(sums[name] for sums in expected)
+        for name in ("tokens", "answer_tokens", "answer_tokens_without_end", "answer_log_probs_without_end")
+    )
+    assert every > answers > without, "no end among the answers: nothing is shown"
+    assert estimates(records)["answer_cross_entropy_without_end"].mean == pytest.approx(-log_probs / without, rel=1e-4)
 
 
 @pytest.mark.parametrize("document_masks", [False, True], ids=["no-masks", "masks"])
