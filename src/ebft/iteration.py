@@ -91,11 +91,9 @@ def check_sequences(dataset: SequenceDataset, config: MethodConfig, end_token_id
             return
     answers = config.answer_only or config.anchors == "answer_start"
     what, longest = ("answer", dataset.index.answer_counts) if answers else ("document", dataset.lengths)
-    raise DataError(
-        f"no rollout can begin in the data: the longest {what} has {int(longest.max())} tokens, horizon is "
-        f"{config.horizon}, and rollouts begin every stride={config.stride} tokens, after a context; use a smaller "
-        "horizon or stride, or longer texts (docs/troubleshooting.md has more ways out)"
-    )
+    sizes = f"{int(longest.max())} tokens, horizon is {config.horizon}, stride {config.stride}"
+    why = f"no rollout can begin in the data: the longest {what} has {sizes}"
+    raise DataError(f"{why}; use a smaller horizon or stride, or longer texts (docs/troubleshooting.md has more)")
 
 
 def roll_out(

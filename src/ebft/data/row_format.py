@@ -75,10 +75,8 @@ class RowFormat:
         else:
             needed = f"{self.text!r}, {self.prompt!r} and {self.completion!r}, or {self.messages!r}"
             needed = f"{self.completion!r} beside its prompt_template" if template else needed
-            raise DataError(
-                f"a row needs {needed}; it has {_names(row)}. Name yours with text_column, prompt_column, "
-                "completion_column or messages_column, or make prompts of them with prompt_template"
-            )
+            way_out = "name yours with text_column, prompt_column, completion_column or messages_column"
+            raise DataError(f"a row needs {needed}; it has {_names(row)}; {way_out}, or set prompt_template")
         for kind in ("text", "prompt", "completion", "messages"):
             name = getattr(self, kind)
             if name != kind and name in row and name not in read:  # the user has named it, and means it
@@ -181,10 +179,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, embeddings: int | None =
     """The tokenizer must have an end token, and no token without an embedding."""
     tokens, end = len(tokenizer), tokenizer.eos_token
     if tokenizer.eos_token_id is None or tokens > (embeddings or tokens):
-        raise DataError(
-            f"the tokenizer needs an end token (eos_token: it has {end!r}), and the model an embedding for each of its "
-            f"{tokens} tokens (it has {embeddings}); use the model's own tokenizer, or set its eos_token"
-        )
+        both = f"an end token (it has {end!r}), and the model an embedding for each of its {tokens} tokens"
+        raise DataError(f"the tokenizer needs {both} (it has {embeddings}); use the model's own, or set its eos_token")
 
 
 def encode(row: Row, tokenizer: PreTrainedTokenizerBase, row_format: RowFormat = PLAIN) -> Document:
@@ -251,10 +247,8 @@ def _from_messages(messages: object, first_answer: int, tokenizer: PreTrainedTok
         before = render(messages[:index], asks=True) if index else ""
         after = render(messages[: index + 1])
         if not (whole.startswith(after) and after.startswith(before)):
-            raise DataError(
-                f"the chat template renders turn {index} differently inside a longer conversation, so its answer "
-                "cannot be found; split the conversation, or use 'prompt' and 'completion'"
-            )
+            what = f"renders turn {index} differently inside a longer conversation"
+            raise DataError(f"the chat template {what}; split the conversation, or use 'prompt' and 'completion'")
         stretches.append((len(before), len(after)))
     encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
     answers = [any(a < end and start < b for a, b in stretches) for start, end in encoded["offset_mapping"]]

@@ -114,10 +114,7 @@ class PackedLayout:
         enough_RB |= (truth_RB >= 1) & ends_RT.gather(1, last_RB)
         valid_RB = inside_RB & ~starts_RT.gather(1, anchors_RB) & enough_RB  # a start has no context
         if not allow_empty and not bool(valid_RB.any()):
-            raise ValueError(
-                "no valid anchor: no truth window lies in one document or answer, after a context; use a smaller "
-                "horizon or stride, or longer texts"
-            )
+            raise ValueError("no valid anchor: no truth fits; use a smaller horizon or stride, or longer texts")
         used = valid_RB.any(0) if drop_unused else slice(None)
 
         self._anchors = anchors_RB[:, used]

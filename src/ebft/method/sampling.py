@@ -141,9 +141,7 @@ def truncate(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
     if not temperature >= 0 or (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
-        raise ValueError(
-            f"temperature={temperature} must be 0 (greedy) or more, top_k={top_k} at least 1, top_p={top_p} in (0, 1]"
-        )
+        raise ValueError(f"{temperature=} must be 0 (greedy) or more, {top_k=} at least 1, and {top_p=} in (0, 1]")
 
 
 def _mix(x: Tensor) -> Tensor:

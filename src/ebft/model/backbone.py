@@ -90,10 +90,8 @@ def output_head(model: nn.Module) -> Head:
         off = module.disable_adapters or not module.active_adapters
         module = module.original_module if off else module.modules_to_save[module.active_adapters[0]]
     if not isinstance(module, nn.Linear):  # a LoRA on the head is none either
-        raise ValueError(
-            f"the output head is a {type(module).__name__} and no linear layer; load models with AutoModelForCausalLM, "
-            "without an adapter on lm_head"
-        )
+        what = f"the output head is a {type(module).__name__} and no linear layer"
+        raise ValueError(f"{what}; load models with AutoModelForCausalLM, without an adapter on lm_head")
     scale = float(getattr(config, "logit_scale", None) or 1.0)
     scale /= float(getattr(config, "logits_scaling", None) or 1.0)
     return Head(module.weight, module.bias, scale, getattr(config, "final_logit_softcapping", None))
@@ -226,10 +224,8 @@ def _check_invariant(base: PreTrainedModel) -> None:
         # Rounding of the model's own precision, with room; a wrong mask or position is off by the size of the logits.
         difference = _relative_difference(found, expected[: len(found)])
         if not difference <= max(5 * torch.finfo(rows.dtype).eps ** 0.5, 1e-3):
-            raise ValueError(
-                f"{name} gives other logits {where} than for a plain one (relative difference {difference:.2g}); ebft "
-                "does not support it: its attention, positions or head do more than ebft knows of, or weights are NaN"
-            )
+            what = f"{name} gives other logits {where} than for a plain one (relative difference {difference:.2g})"
+            raise ValueError(f"{what}: attention, positions or head do more than ebft knows of, or weights are NaN")
 
 
 @torch.no_grad()
@@ -252,13 +248,13 @@ def check_training_pass(model: nn.Module) -> PreTrainedModel:
         with evaluating(base, training=True):
             twice = [_packed_rows(base, layout, packed) for _ in range(2)]
     difference = max(_relative_difference(found.float(), expected) for found in twice)
-    # The same kernels on the same numbers: at most sums in another order.
+    # The same kernels on the same numbers: at most sums in another order. The policy gradient needs the log-probs that
+    # were sampled from.
     if noise or not difference <= max(8 * torch.finfo(twice[0].dtype).eps, 1e-4):
         found = ", ".join([*dict.fromkeys(noise), f"relative difference {difference:.2g}"])
+        what = f"{type(base).__name__} computes something else in training than in evaluation ({found})"
         raise ValueError(
-            f"{type(base).__name__} computes something else in training than in evaluation ({found}), and the policy "
-            "gradient needs the log-probs that were sampled from: it has dropout or other randomness that ebft cannot "
-            "turn off; set it to 0 in the model's configuration, or use another model"
+            f"{what}: by dropout or noise that ebft cannot turn off; set it to 0 in the model's configuration"
         )
     return base
 
@@ -333,11 +329,8 @@ def check_tokens(decoder: nn.Module, tokens: int) -> None:
         elif kind == "longrope":
             longest = int(parameters["original_max_position_embeddings"])
         if tokens > longest:
-            raise ValueError(
-                f"{type(decoder).__name__} has {kind} RoPE, whose frequencies change when a sequence is longer than "
-                f"{longest} tokens, and completions at different places of {tokens} tokens cannot share them; use "
-                f"context_length<={longest}"
-            )
+            what = f"{type(decoder).__name__} has {kind} RoPE, whose frequencies change when a sequence is longer than"
+            raise ValueError(f"{what} {longest} tokens, and completions must share them; use context_length<={longest}")
 
 
 # ---- mixtures of experts -------------------------------------------------------------------------------------------
@@ -402,12 +395,11 @@ def in_float32(model: PreTrainedModel) -> Iterator[None]:
 def copy_in_dtype(module: M, dtype: torch.dtype | None) -> tuple[M, list[tuple[nn.Parameter, nn.Parameter]]]:
     """A copy with its parameters in `dtype`, and the pairs (original, copied). Not its buffers: frequencies of rotary
     embeddings in bf16 would turn every position into another one. No copy in the old precision is made on the way."""
-    memo: dict[int, nn.Parameter] = {}
+    pairs = []
     for parameter in module.parameters():
         copied = parameter.detach().to(dtype or parameter.dtype, copy=True)
-        memo[id(parameter)] = nn.Parameter(copied, parameter.requires_grad)
-    pairs = [(parameter, memo[id(parameter)]) for parameter in module.parameters()]
-    return copy.deepcopy(module, memo), pairs
+        pairs.append((parameter, nn.Parameter(copied, parameter.requires_grad)))
+    return copy.deepcopy(module, {id(parameter): copied for parameter, copied in pairs}), pairs
 
 
 class WorkingCopy:

@@ -123,10 +123,8 @@ class FeatureNetwork(nn.Module):
         if like is not None:
             mine, theirs = (text_config(one).vocab_size for one in (model, like))
             if tokenizer is None and mine != theirs:
-                raise ValueError(
-                    f"{path} has a vocabulary of {mine}, the model one of {theirs}; a feature network must share the "
-                    "model's vocabulary (pass tokenizer= if only the padding of the embedding differs)"
-                )
+                what = f"{path} has a vocabulary of {mine}, the model one of {theirs}; they must be the same"
+                raise ValueError(f"{what} (pass tokenizer= if only the padding of the embedding differs)")
             model = model.to(device=input_embeddings(like).device)
         features = cls(model, source="shared", **kwargs)
         # Nobody else holds this model: keep its lower layers here, so that `.to(device)` moves them.
@@ -197,10 +195,8 @@ class FeatureNetwork(nn.Module):
 def check_vocabulary(path: str, other: PreTrainedTokenizerBase, tokenizer: PreTrainedTokenizerBase) -> None:
     """Token ids must mean the same in a feature network, at `path` with a tokenizer of its own, and in the model."""
     if other.get_vocab() != tokenizer.get_vocab():
-        raise ValueError(
-            f"the tokenizer of {path} differs from the model's ({len(other)} and {len(tokenizer)} tokens); a "
-            "feature network must share the vocabulary of the model it scores"
-        )
+        tokens = f"{len(other)} and {len(tokenizer)} tokens"
+        raise ValueError(f"the tokenizer of {path} differs from the model's ({tokens}); they must share a vocabulary")
 
 
 def _pooled_rows(
@@ -229,9 +225,7 @@ def resolve_taps(layers: Sequence[float | int], depth: int) -> tuple[int, ...]:
     """Indices into `hidden_states` (0 is the embeddings) for fractions of the depth or indices."""
     taps = tuple(math.floor(layer * depth) if isinstance(layer, float) else layer for layer in layers)
     if not taps or not all(0 <= tap <= depth for tap in taps):
-        raise ValueError(
-            f"layers={list(layers)} must be fractions of the depth (0.25, 1.0) or layer numbers up to {depth}"
-        )
+        raise ValueError(f"layers={list(layers)} must be shares of the depth (0.25, 1.0) or numbers up to {depth}")
     return taps
 
 
