@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebft.method.anchors import whole_answers
 from ebft.method.layout import PackedLayout, StridedLayout
 
 SETTINGS = settings(max_examples=50, deadline=None)
@@ -237,25 +236,3 @@ def test_anchors_at_answer_starts_equal_loops(problem: Problem) -> None:
         places = by_row(anchors, layout, problem.rows, 1)
         assert [[a for a in row if a] for row in places] == starts
         check_against_loops(layout, problem, places, False, None)
-
-
-FLAGS = st.lists(st.booleans(), min_size=9, max_size=9)
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.lists(FLAGS, min_size=1, max_size=3), st.integers(1, 4), st.data())
-def test_whole_answers_equal_loops(answers: list[list[bool]], horizon: int, data: st.DataObject) -> None:
-    documents = [sorted(data.draw(st.lists(st.integers(0, 2), min_size=9, max_size=9))) for _ in answers]
-    ends = [data.draw(FLAGS) for _ in answers]
-    found = whole_answers(torch.tensor(answers), torch.tensor(documents), torch.tensor(ends), horizon)
-    for row, (own, numbers, own_ends) in enumerate(zip(answers, documents, ends, strict=True)):
-        expected = [False] * 9
-        for first in range(1, 9):
-            if not own[first] or own[first - 1] or numbers[first] != numbers[first - 1]:
-                continue
-            stop = first + 1
-            while stop < 9 and own[stop] and numbers[stop] == numbers[first] and not own_ends[stop - 1]:
-                stop += 1
-            if stop < 9 or own_ends[stop - 1] or stop - first >= horizon:
-                expected[first:stop] = [True] * (stop - first)
-        assert found[row].tolist() == expected

@@ -247,8 +247,8 @@ def _from_messages(messages: object, first_answer: int, tokenizer: PreTrainedTok
         before = render(messages[:index], asks=True) if index else ""
         after = render(messages[: index + 1])
         if not (whole.startswith(after) and after.startswith(before)):
-            what = f"renders turn {index} differently inside a longer conversation"
-            raise DataError(f"the chat template {what}; split the conversation, or use 'prompt' and 'completion'")
+            what = f"the chat template renders turn {index} differently inside a longer conversation"
+            raise DataError(f"{what}; split the conversation, or use 'prompt' and 'completion'")
         stretches.append((len(before), len(after)))
     encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
     answers = [any(a < end and start < b for a, b in stretches) for start, end in encoded["offset_mapping"]]
