@@ -60,6 +60,8 @@ def test_accelerate_launch_does_not_wrap_the_model_in_silence(monkeypatch: pytes
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(ConfigError, match="does not shard the model here; set fsdp=full_shard"):
         processes.start(train())
+    with pytest.raises(ConfigError, match="report_to='tensorbord' is not known or not installed"):
+        processes.start(train(report_to="tensorbord"))
     config = train()
     monkeypatch.setattr(EBFTConfig, "n_gpu", 4)
     with pytest.raises(ConfigError, match="one process sees 4 GPUs; start one process per GPU"):

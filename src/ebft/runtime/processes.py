@@ -42,6 +42,8 @@ def start(config: TrainingArguments) -> None:
 
     On CPUs transformers would forget the timeout; on GPUs it does not, and joins itself.
     """
+    from transformers.integrations.integration_utils import get_available_reporting_integrations
+
     # Of what `accelerate launch` asks for, transformers' own sharding does not fit.
     asked = os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
     if asked and getattr(config, "sharding", None) is None:
@@ -49,6 +51,8 @@ def start(config: TrainingArguments) -> None:
     on_cpu = config.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("true", "1")
     if on_cpu and config.world_size > 1 and "MASTER_ADDR" in os.environ and not dist.is_initialized():
         dist.init_process_group(config.ddp_backend or "gloo", timeout=timedelta(seconds=config.ddp_timeout))
+    if missing := {*(config.report_to or ())} - {*get_available_reporting_integrations()}:
+        raise ConfigError(f"report_to={min(missing)!r} is not known or not installed")
     _ = config.device  # set up here, once: it resets what accelerate knows
     if (gpus := config.n_gpu) > 1:  # transformers would use torch's DataParallel
         ways_out = f"start one process per GPU (--launch {gpus}), or show it only one (CUDA_VISIBLE_DEVICES=0)"
