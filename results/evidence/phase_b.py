@@ -146,7 +146,7 @@ def verdict(folder: Path) -> dict[str, Any]:
         for name in ("sft", "mix", ebft, f"{ebft}-permuted")
     }
     start = _measured(folder, "start")
-    found: dict[str, Any] = {"problems": int(start.count), "start": start.value}
+    found: dict[str, Any] = {"problems": summarise([start]).items, "start": start.value}
     found["values"] = {name: _summary(summarise(mine)) for name, mine in runs.items()}
     found["primary"] = _summary(difference(runs[ebft], runs["sft"]))
     others = {

@@ -36,7 +36,7 @@ def corpus_of(sentences: int, error: float, seed: int) -> tuple[list[str], list[
 def corpus(name: Any, references: list[str], guesses: list[str], seed: int | None = None) -> Corpus:
     """As an evaluation leaves it."""
     pairs = [Pair(str(place), "", [text]) for place, text in enumerate(references)]
-    rows = score_translations(pairs, [[g] for g in guesses], TranslationScoring(bootstrap=0))["sentences"]
+    rows = score_translations(pairs, [[g] for g in guesses], TranslationScoring())["sentences"]
     return Corpus(name, np.array([row[f"{name}_statistics"] for row in rows]), seed)
 
 
@@ -108,7 +108,7 @@ def with_translations(study: Path, errors: dict[str, float]) -> None:
     for place, folder in enumerate(sorted((study / "evaluations").iterdir())):
         references, guesses = corpus_of(60, errors[folder.name.partition(",")[0]], 10 + place)
         pairs = [Pair(str(number), "", [text]) for number, text in enumerate(references)]
-        found = score_translations(pairs, [[g] for g in guesses], TranslationScoring(bootstrap=50))
+        found = score_translations(pairs, [[g] for g in guesses], TranslationScoring())
         write_jsonl(folder / "translation.greedy.scores.jsonl", found["sentences"])
         results = json.loads((folder / "results.json").read_text())
         metrics = {f"greedy_{name}": found["metrics"][name] for name in ("bleu", "chrf")}
