@@ -77,6 +77,7 @@ def test_gradients_equal_those_of_plain_sequences(family: str, device_and_backen
         assert off(mine.grad, other.grad, 1e-3) < (1e-4 if device == "cpu" else 1e-3), name
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gemma3"])  # heads, soft-caps and windows of all kinds
 def test_parts_of_completions_and_chunks_of_anchors_change_nothing(
     monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:

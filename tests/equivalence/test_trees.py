@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from ebft.method.losses import ebft_loss
 from ebft.model.backbone import output_head, packed_hidden_states
 from ebft.model.features import FeatureNetwork
 from tests.equivalence.test_packed_is_plain import T, layouts
-from tests.models import tiny_model
+from tests.models import EXTRA_CONFIGS, FAMILIES, tiny_model
 from tests.plain import off, places, plain_hidden_states, random_batch, untouched
 
 
@@ -34,14 +35,18 @@ def a_batch(layout: PackedLayout, sharing: str) -> tuple[Tensor, Tensor]:
     return ids, completions
 
 
+ALL = (*FAMILIES, *EXTRA_CONFIGS)
+FEW = ("llama", "gemma3")  # where what sharing does to a layout is the question
+
+
 @pytest.mark.parametrize(
-    ("case", "sharing"),
+    ("family", "case", "sharing"),
     [
-        ("one document", "some"),
-        ("documents", "the truth"),
-        ("documents", "all equal"),
-        ("whole answers", "the truth"),
-        ("padding", "none equal"),
+        *product(ALL, ["documents"], ["the truth"]),
+        *product(ALL, ["one document"], ["some"]),
+        *product(FEW, ["documents"], ["all equal"]),
+        *product(FEW, ["whole answers"], ["the truth"]),
+        *product(FEW, ["padding"], ["none equal"]),
     ],
 )
 def test_a_tree_equals_plain_sequences(
@@ -69,7 +74,12 @@ def test_a_tree_equals_plain_sequences(
 
 
 @pytest.mark.parametrize(
-    ("sharing", "kl_weight"), [("some", 0.3), ("the truth", 0.0), ("all equal", 0.0), ("none equal", 0.0)]
+    ("family", "sharing", "kl_weight"),
+    [
+        *product(ALL, ["the truth"], [0.0]),
+        *product(FEW, ["some"], [0.3]),
+        *product(FEW, ["all equal", "none equal"], [0.0]),
+    ],
 )
 def test_loss_and_gradient_are_those_of_the_plain_layout(
     family: str, sharing: str, kl_weight: float, device_and_backend: tuple[str, str]
