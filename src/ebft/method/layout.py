@@ -281,10 +281,6 @@ class PackedLayout:
         ended_before = is_end.long().cumsum(-1) - is_end.long() > 0
         return (~ended_before).sum(-1)
 
-    def check_batch(self, batch_size: int) -> None:
-        if self.batch_size is not None and self.batch_size != batch_size:
-            raise ValueError(f"the layout describes {self.batch_size} sequences but the batch has {batch_size}")
-
     # ---- trees -----------------------------------------------------------------------------------------------------
 
     def as_tree(
@@ -304,8 +300,7 @@ class PackedLayout:
         return self.with_tree(tree, max(nodes), sum(predicting))
 
     def tree_of(self, completions: Tensor, context_ids: Tensor | None = None, held: Tensor | None = None) -> Tree:
-        b = completions.shape[0]
-        self.check_batch(b)
+        b = len(completions)
         if held is None:
             held = torch.full(completions.shape[:3], self.horizon, device=completions.device)
         held = torch.where(self.anchor_mask.expand(b, -1)[..., None], held, -1)

@@ -63,7 +63,6 @@ def ebft_loss(
             (gradient accumulation, several processes). Default: this batch's own counts.
     """
     b, T = packed_ids.shape[0], layout.context_length
-    layout.check_batch(b)
     device = hidden.device
     layout = layout.to(device)
     counted = counted_tokens(layout, b, completion_lengths)  # [b, B, n, G]

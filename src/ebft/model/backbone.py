@@ -310,7 +310,8 @@ def _short_window(base: PreTrainedModel) -> Iterator[None]:
 
 def fitting_layout(decoder: nn.Module, layout: PackedLayout, ids: Tensor) -> PackedLayout:
     """The layout where the sequences are, if it is one of so many, and of a length that this model can have packed."""
-    layout.check_batch(len(ids))
+    if layout.batch_size not in (None, len(ids)):
+        raise ValueError(f"the layout describes {layout.batch_size} sequences but the batch has {len(ids)}")
     check_tokens(decoder, max(layout.context_length, max(layout.furthest_context, default=0) + layout.horizon))
     return layout.to(ids.device)
 
