@@ -68,7 +68,7 @@ def folder(tmp_path: Path) -> Folder:
 
 @needs_sandbox
 def test_results(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    results = folder.scored("humaneval", [ADD, NEGATE], SAMPLES, "--timeout", "5", "--k", "1,2,3,4")
+    results = folder.scored("humaneval", [ADD, NEGATE], SAMPLES, "--timeout", "3", "--k", "1,2,3,4")
     # Own/0 has 1 of 3, Own/1 2 of 3: pass@2 is the mean of 1 - 1/3 and 1.
     expected = {"value": pytest.approx(0.5), "standard_error": pytest.approx(1 / 6), "count": 2}
     assert results["metrics"]["pass@1"] == expected
@@ -77,7 +77,7 @@ def test_results(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     assert results["metrics"].keys() == {"pass@1", "pass@2", "pass@3", "empty", "cut", "no_code"}
     assert results["metrics"]["cut"]["value"] == pytest.approx(1 / 6)
     assert results["statuses"] == {"passed": 3, "failed": 2, "timeout": 1, "error": 0}
-    assert (results["settings"]["seconds"], results["versions"]["sandbox"]) == (5.0, "bubblewrap")
+    assert (results["settings"]["seconds"], results["versions"]["sandbox"]) == (3.0, "bubblewrap")
     outcomes = read_jsonl(folder.path / OUTCOMES)
     of = [("Own/0", 0), ("Own/0", 1), ("Own/1", 0), ("Own/0", 2), ("Own/1", 1), ("Own/1", 2)]
     statuses = ["passed", "failed", "passed", "failed", "timeout", "passed"]
