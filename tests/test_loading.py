@@ -123,8 +123,6 @@ class TestRecipe:
         assert all(p.requires_grad for p in model.parameters())
         merged = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), str(adapter)).merge_and_unload()
         torch.testing.assert_close(model.state_dict(), merged.state_dict(), rtol=0, atol=0)
-        with pytest.raises(ConfigError, match=r"load_in_4bit.* a whole model .ebft export"):
-            load_model(self.recipe(tmp_path, adapter, load_in_4bit=True, lora=True))
 
     def test_a_tokenizer_of_its_own(self, tiny: Path, tmp_path: Path) -> None:
         byte_tokenizer(extra_tokens=2).save_pretrained(tmp_path / "tokenizer")

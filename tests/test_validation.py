@@ -27,11 +27,9 @@ def measured(trainer: Any) -> dict[str, float]:
     "changes",
     [
         {},
-        {"document_masks": True},
-        {"answer_only": True},
+        {"document_masks": True, "answer_only": True},
         {"anchors": "answer_start", "horizon": 30},
-        {"bf16": True},
-        {"packing": False, "eval_samples": 4},
+        {"bf16": True, "packing": False, "eval_samples": 4},
     ],
     ids=str,
 )
