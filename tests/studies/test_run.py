@@ -43,7 +43,8 @@ def test_a_search_chooses_on_validation_and_the_others_follow(tmp_path: Path, ca
     methods = {"sft": {"search": {"learning_rate": [0.5, 0.25]}}, "warm": {"method": "ebft", "after": "sft"}}
     assert run(write_study(tmp_path, methods), "--jobs", 1) == 0
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "jobs: 2 training runs and 1 evaluations, 0 of them finished; 7 more wait for a search"
+    jobs = "jobs: 2 training runs (2 of 5 epochs) and 1 evaluations, 0 of them finished; 7 more wait for a search"
+    assert said[0] == jobs
     finals = ["sft,learning_rate=0.25,seed=0", "sft,learning_rate=0.25,seed=1", "warm,seed=0", "warm,seed=1"]
     one_by_one = [word for name in finals for word in (name, f"evaluate-{name}")]
     began = [line.split(": ")[0] for line in said if ": started" in line]

@@ -52,7 +52,10 @@ def read_jsonl(file: Path) -> list[Json]:
     """Its rows, without a last one that is being written; none if it is not there."""
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     # Not splitlines: JSON leaves line separators of other scripts inside its strings as they are.
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
+    try:
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
+    except ValueError as error:
+        raise ConfigError(f"{file} holds a line that is not JSON ({error})") from None
 
 
 def read_json(file: Path) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Sequence
 
 from ebft.config.evaluation import EvalOptions
@@ -81,7 +82,8 @@ def run(study: Study, command: Sequence[str], options: Namespace) -> tuple[int, 
 
 
 def _states(plan: Plan) -> list[str]:
-    counts = f"jobs: {len(plan.runs)} training runs and {len(plan.evaluations)} evaluations"
+    lengths = ", ".join(f"{count} of {length}" for length, count in Counter(run.length for run in plan.runs).items())
+    counts = f"jobs: {len(plan.runs)} training runs ({lengths}) and {len(plan.evaluations)} evaluations"
     counts += f", {len(plan.jobs) - len(plan.unfinished)} of them finished; {plan.unknown} more wait for a search"
     return [*(f"{job.name}: {job.state}" for job in plan.jobs), counts]
 

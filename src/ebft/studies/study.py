@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from ebft.config.evaluation import BORROWED, EvalOptions
-from ebft.config.recipe import check_given, field_types, find_recipe, load_recipe, read_values
+from ebft.config.recipe import as_given, check_given, field_types, find_recipe, load_recipe, read_values
 from ebft.config.settings import Values, check_name, typed
 from ebft.errors import ConfigError, nearest
 from ebft.method.measures import NAMES, smaller_is_better
@@ -266,6 +266,11 @@ class Run(Job):
     chosen: Values  # of what is searched
     seed: int | None
     validated: float | None  # what the search chooses by, after training; None: it is no number
+
+    @property
+    def length(self) -> str:
+        steps, epochs = (as_given(n, self.settings, self.row.command) for n in ("max_steps", "num_train_epochs"))
+        return f"{steps:,} steps" if steps > 0 else f"{epochs:g} epochs"  # type: ignore[operator]
 
 
 def last_error(log: Path) -> str | None:
