@@ -102,6 +102,7 @@ def test_everything_that_is_promised_is_written(run: Run, tmp_path: Path, capfd:
     for picture in ("profile.png", "temperatures.png"):
         assert (tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG")
     printed, table = capfd.readouterr().out, (tmp_path / "out" / "results.md").read_text()
+    assert "| cross-entropy, answer tokens at temperature 0.6 |" in table
     value = calibration["metrics"]["cfm"]
     shown = f"{value['value']:.4f} ± {value['standard_error']:.4f} (n=6)"
     for name in ("feature-matching loss at 8 tokens", "best_of_4_sentence_bleu", shown):

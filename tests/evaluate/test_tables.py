@@ -10,7 +10,7 @@ import pytest
 
 from ebft.errors import ConfigError
 from ebft.evaluate import tables
-from ebft.method.measures import TEMPERATURES, Estimate, title
+from ebft.method.measures import TEMPERATURES, Estimate
 from ebft.runtime.files import write_jsonl
 
 Passed = dict[str, list[list[int]]]  # by set and problem, of each sample
@@ -27,10 +27,12 @@ def test_tables_and_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         profile = [{**point, "length": g, "value": g * s} for g in (1, 8, 128)]
         points = [{"temperature": t, "cross_entropy": point, "answer_cross_entropy": None} for t in TEMPERATURES]
         results[name] = {"tasks": {"calibration": {"metrics": {}, "profile": profile, "temperatures": points}}}
-    moved = {"ebft": {("calibration", "cfm_at_8"): Estimate(-0.5, 0.25)}}
-    rows = tables.table(results, moved)
+    moved = {"ebft": {("calibration", "cross_entropy_temperature_0.6"): Estimate(-0.5, 0.25)}}
+    rows = tables.table(results, moved, temperatures=True)
     assert rows[0] == ("task", "metric", "code", "base", "ebft", "ebft - code")
-    assert rows[2][1:] == (title("cfm_at_8"), "", "8.0000 ± 0.1000 (n=3)", "16.0000 ± 0.1000 (n=3)", "-0.5000 ± 0.2500")
+    [row] = [row for row in rows if row[1] == "cross-entropy, all tokens at temperature 0.6"]
+    assert row[2:] == ("", "2.0000 ± 0.1000 (n=3)", "4.0000 ± 0.1000 (n=3)", "-0.5000 ± 0.2500")
+    assert len(rows) == 1 + 3 + len(TEMPERATURES), "no answer tokens, no rows"
     tables.draw(results, tmp_path)
     curves = [[*zip(*line.get_data(), strict=True)] for line in drawn[0].axes[0].lines]
     assert curves == [[(g, g * s) for g in (1, 8, 128)] for s in (1, 2)]

@@ -94,10 +94,10 @@ def _record(folder: Path, results: Results, task: str, entry: Results) -> None:
 def present(results: dict[str, Results], folders: dict[str, Path], output: Path) -> tables.Rows:
     """Writes the table and the pictures; returns the table."""
     tables.check_same_space(results)
-    rows = tables.table(results, tables.against_first(results, folders))
-    write_text(output / TABLE_FILE, tables.markdown(rows, results))
+    moved = tables.against_first(results, folders)
+    write_text(output / TABLE_FILE, tables.markdown(results, moved))
     tables.draw(results, output)
-    return rows
+    return tables.table(results, moved)
 
 
 # ---- ebft score ------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from ebft.config.evaluation import HARMLESS
 from ebft.errors import ConfigError
 from ebft.evaluate.scoring import KINDS, Results, kinds_by_problem, mean_of, outcomes_file, over_sets, pass_at_k
 from ebft.method import measures
-from ebft.method.measures import TOKENS, Estimate, title, with_error
+from ebft.method.measures import TOKENS, Estimate, metric_at, title, with_error
 from ebft.runtime.files import read_json, read_jsonl
 from ebft.runtime.messages import plot_label
 from ebft.sandbox.python_tests import PASSED
@@ -55,9 +56,10 @@ def labels(names: Sequence[str]) -> list[str]:
     return short if len({*short}) == len(short) else [f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
-def table(results: Mapping[str, Results], differences: Mapping[str, Differences]) -> Rows:
-    """Rows of cells: task, metric, a column for each model, and one for differences of each from the first, if any."""
-    values = {label: _values(found) for label, found in results.items()}
+def table(results: Mapping[str, Results], differences: Mapping[str, Differences], temperatures: bool = False) -> Rows:
+    """Rows of cells: task, metric, a column for each model, and one for differences of each from the first, if any.
+    On request with cross-entropy at every temperature."""
+    values = {label: _values(found, temperatures) for label, found in results.items()}
     moved = {label: found for label, found in differences.items() if found}
     rows: Rows = [("task", "metric", *values, *(f"{label} - {next(iter(values))}" for label in moved))]
     tasks = list(dict.fromkeys(task for found in results.values() for task in found["tasks"]))
@@ -69,11 +71,14 @@ def table(results: Mapping[str, Results], differences: Mapping[str, Differences]
     return rows
 
 
-def _values(results: Results) -> dict[tuple[str, str], Results]:
+def _values(results: Results, temperatures: bool) -> dict[tuple[str, str], Results]:
     found: dict[tuple[str, str], Results] = {}
     for task, entry in results["tasks"].items():
         found |= {(task, name): value for name, value in entry["metrics"].items()}
         found |= {(task, f"cfm_at_{point['length']}"): point for point in entry.get("profile", ())}
+        for of, point in product(TOKENS, entry.get("temperatures", ()) if temperatures else ()):
+            if (value := point[f"{of}cross_entropy"]) is not None:
+                found[task, metric_at(point["temperature"], of)] = value
     for task, entry in results["tasks"].items():  # below the numbers
         found |= {(task, part["name"]): part for part in parts_of(entry) if part.get("skipped")}
     return found
@@ -86,10 +91,11 @@ def _cell(entry: Results | None) -> str:
     return f"{known} (n={entry['count']})"
 
 
-def markdown(rows: Rows, results: Mapping[str, Results]) -> str:
+def markdown(results: Mapping[str, Results], differences: Mapping[str, Differences]) -> str:
     lines = ["# Evaluation", "", "Values ± standard errors, with the number of problems or sequences."]
-    if len(rows[0]) > 2 + len(results):
+    if any(differences.values()):
         lines[-1] += " Differences are paired: by sequence, or by problem."
+    rows = table(results, differences, temperatures=True)
     cells = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     lines += ["", cells[0], "|" + "---|" * len(rows[0]), *cells[1:]]
     for label, found in results.items():
