@@ -65,7 +65,7 @@ def _failed(error: BaseException, how_to_go_on: str = "") -> int:
         what = f"{str(error).partition(' Of the allocated')[0]} Make batches smaller{how_to_go_on}"
     elif isinstance(error, OSError):
         what = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
-    elif isinstance(error, TrainingDiverged | ProcessKilled):
+    elif isinstance(error, TrainingDiverged | ProcessKilled | ImportError):  # the last: a package that an option needs
         what = str(error)
     else:
         raise error

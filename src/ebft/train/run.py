@@ -15,6 +15,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from ebft import loading
 from ebft.config.recipe import Recipe, as_given
+from ebft.errors import ConfigError, first_line
 from ebft.runtime import processes
 from ebft.runtime.files import share_weights
 from ebft.runtime.messages import duration
@@ -80,7 +81,10 @@ def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTra
         pushes, args.push_to_hub = args.push_to_hub and folder.is_first, False
         if pushes:  # now, while a missing token costs nothing
             name = args.hub_model_id or folder.path.resolve().name
-            repository = HfApi().create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
+            try:
+                repository = HfApi().create_repo(name, private=args.hub_private_repo, exist_ok=True).repo_id
+            except Exception as error:  # the library raises many kinds, for networks, tokens and names
+                raise ConfigError(f"push_to_hub: {first_line(error)}; log in with `hf auth login`") from None
         loaded = load(recipe)
         data = folder.check_data(loaded.train_set)
         rows, build = method.prepare(loaded)
