@@ -58,7 +58,7 @@ def test_cached_and_packed_distributions_are_the_same(
 
     monkeypatch.setattr(rollout_module, "_sample_rows", spy)
     model = tiny_model(family).to(device)
-    layout = StridedLayout(T, 5, 3, 3, document_ids=DOCUMENTS)
+    layout = StridedLayout(T, 7, 3, 3, document_ids=DOCUMENTS)  # more own tokens than the families' windows show
     ids = some_ids().to(device)
     completions = rollout(model, ids, layout, temperature=0.9, seeds=SEEDS, backend=backend, share=False)
     with torch.no_grad():

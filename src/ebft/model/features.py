@@ -225,7 +225,7 @@ def resolve_taps(layers: Sequence[float | int], depth: int) -> tuple[int, ...]:
     """Indices into `hidden_states` (0 is the embeddings) for fractions of the depth or indices."""
     taps = tuple(math.floor(layer * depth) if isinstance(layer, float) else layer for layer in layers)
     if not taps or not all(0 <= tap <= depth for tap in taps):
-        raise ValueError(f"layers={list(layers)} must be shares of the depth (0.25, 1.0) or numbers up to {depth}")
+        raise ValueError(f"layers={list(layers)} must be shares (0.25, 1.0) or layer numbers up to {depth}")
     return taps
 
 
