@@ -88,7 +88,8 @@ def test_push_to_hub_is_the_final_model_and_nothing_else(
     """With the hub's two calls replaced; the upload fails."""
     hub = {"push_to_hub": True, "hub_model_id": "me/mine", "hub_private_repo": True}
     recipe, output = write_recipe(tmp_path, tiny, sums, max_steps=1, eval_strategy="no", **hub), tmp_path / "out"
-    create, upload = Mock(side_effect=RuntimeError("who are you?")), Mock(side_effect=ConnectionError("the hub is away"))
+    create = Mock(side_effect=RuntimeError("who are you?"))
+    upload = Mock(side_effect=ConnectionError("the hub is away"))
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", create)
     monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
     assert run("train", recipe, output) == 2, "nobody is logged in"
