@@ -33,7 +33,7 @@ def made(folder: Path, model: Path, data: Path, **changes: Any) -> tuple[Loaded,
     """What `ebft sft` loads, and its trainer."""
     file = write_recipe(folder, model, data, **changes)
     loaded = loading.load(load_recipe(file, {"output_dir": str(folder / "out")}, "sft"))
-    return loaded, sft.TRAINER.prepare(loaded)[1]()
+    return loaded, sft.MeasuredSFT.prepare(loaded)[1]()
 
 
 def loss_of_documents_alone(model: Any, batch: dict[str, torch.Tensor]) -> float:

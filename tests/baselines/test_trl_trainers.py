@@ -36,7 +36,7 @@ def test_a_loss_or_gradient_that_is_no_number_stops_the_run(
     file = write_recipe(tmp_path, tiny, sums, validation_split=0, eval_strategy="no", save_steps=1, logging_steps=9)
     loaded = load(load_recipe(file, {"output_dir": str(tmp_path / "out")}, "sft"))
     torch.backends.cuda.enable_cudnn_sdp(True)  # another test may have left it off
-    trainer = sft.TRAINER.prepare(replace(loaded, model=model))[1]()
+    trainer = sft.MeasuredSFT.prepare(replace(loaded, model=model))[1]()
     with pytest.raises(ConfigError, match="evaluation needs validation data"):
         trainer.evaluate()
     with pytest.raises(TrainingDiverged, match=rf"the {broken}.* is nan at step 1; try a lower learning_rate"):

@@ -228,6 +228,3 @@ def _tokens(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> int:
         return len(tokenizer(prompt)["input_ids"])
     text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-TRAINER = MeasuredRLVR

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow
 from datasets import Dataset
 from torch import Tensor, nn
 from trl import SFTConfig, SFTTrainer
@@ -75,7 +74,7 @@ def token_rows(dataset: SequenceDataset, answer_only: bool, apart: bool = False)
 
     apart: the documents of a sequence do not see each other, and `seq_lengths` says where each ends.
     """
-    tokens, labels, lengths, parts = [], [], [], []
+    tokens, labels, parts = [], [], []
     for row in range(len(dataset)):
         sequence = {name: value.numpy() for name, value in dataset[row].items()}
         real = sequence["document_ids"] != PADDING
@@ -87,19 +86,8 @@ def token_rows(dataset: SequenceDataset, answer_only: bool, apart: bool = False)
         if predicted.any():
             tokens.append(ids.astype(np.int32))
             labels.append(np.where(predicted if apart else counted, ids, IGNORED).astype(np.int32))
-            lengths.append(len(ids))
             parts.append(np.diff(begins, append=len(ids)))
     if not tokens:
         ways_out = "raise max_length, or set loss_on_answers=false"
         raise DataError(f"no answer lies within the first max_length tokens of a document; {ways_out}")
-    offsets = pyarrow.array(np.cumsum([0, *lengths]), pyarrow.int64())
-    columns = {
-        name: pyarrow.LargeListArray.from_arrays(offsets, pyarrow.array(np.concatenate(values)))
-        for name, values in (("input_ids", tokens), ("labels", labels))
-    }
-    if apart:
-        columns["seq_lengths"] = pyarrow.array(parts)
-    return Dataset(pyarrow.table(columns))
-
-
-TRAINER = MeasuredSFT
+    return Dataset.from_dict({"input_ids": tokens, "labels": labels} | ({"seq_lengths": parts} if apart else {}))

@@ -38,7 +38,7 @@ def method(name: str) -> type[Measured]:
     from huggingface_hub import constants
 
     constants.HF_HUB_DISABLE_TELEMETRY = True  # TRL reports every trainer to its makers; nobody asked our users
-    return import_module(f"ebft.baselines.{name}").TRAINER
+    return getattr(import_module(f"ebft.baselines.{name}"), f"Measured{name.upper()}")
 
 
 def check(recipe: Recipe) -> None:
