@@ -145,8 +145,8 @@ def shipped_names() -> list[str]:
 
 def find_recipe(name: str | Path) -> Path:
     """The file of a recipe or study: a path, or else the name of one in the package."""
-    path, names = Path(name).expanduser(), shipped_names()
-    if not path.is_file() and str(name) not in names:
-        near = nearest(str(name), names)
-        raise ConfigError(f"{name}: no such recipe or study: neither a file nor one that comes with ebft{near}")
-    return path if path.is_file() else RECIPES / f"{name}.yaml"
+    for file in Path(name).expanduser(), RECIPES / f"{name}.yaml":
+        if file.is_file():
+            return file
+    near = nearest(str(name), shipped_names())
+    raise ConfigError(f"{name}: no such recipe or study: neither a file nor one that comes with ebft{near}")
