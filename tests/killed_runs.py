@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +24,6 @@ from typing import Any
 
 from ebft.cli import main as ebft
 from ebft.runtime import launch
-
-ROOT = Path(__file__).parents[1]
-
 
 # ---- in the process that is killed ---------------------------------------------------------------------------------
 
@@ -87,18 +83,6 @@ def variables(recipe: Path, kill_at: str = "", kill_rank: int | None = None) -> 
     """What the environment of a run holds; the cache is beside the recipe."""
     rank = {} if kill_rank is None else {"KILL_RANK": str(kill_rank)}
     return {"EBFT_CACHE": str(recipe.parent / "cache"), "OMP_NUM_THREADS": "1", "KILL_AT": kill_at, **rank}
-
-
-def start(recipe: Path, output: Path, *flags: object) -> subprocess.Popen[str]:
-    """`ebft train` in a process of its own, as a user starts it."""
-    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    return subprocess.Popen(
-        [sys.executable, __file__, *arguments(recipe, output, *flags)],
-        env={**os.environ, **paths, **variables(recipe)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def final_weights(output: Path) -> dict[str, Any]:

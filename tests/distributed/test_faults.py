@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ebft.train.run_folder import damage
 from tests import killed_runs
 from tests.baselines.runs import write_recipe
 from tests.distributed import group
-from tests.killed_runs import assert_the_same, final_weights, start, steps
+from tests.killed_runs import assert_the_same, final_weights, steps
 from tests.tiny_tokenizer import END, byte_tokenizer
 
 STEPS = 6
@@ -150,22 +150,23 @@ def test_what_the_launcher_says_of_a_killed_process(
 
 
 def test_what_the_launcher_is_told_stops_all(recipe: Path, tmp_path: Path) -> None:
-    output, deadline = tmp_path / "run", time.monotonic() + 90
-    started = start(recipe, output, "--launch", 2, "--max_steps", 100000)
+    output, said, deadline = tmp_path / "run", tmp_path / "said.txt", time.monotonic() + 90
+    arguments = killed_runs.arguments(recipe, output, "--launch", 2, "--max_steps", 100000)
+    (launcher,) = group.start([said], killed_runs.main, arguments, variables=killed_runs.variables(recipe))
     try:
         while not (output / "checkpoint-2" / "COMPLETE").exists():
-            assert started.poll() is None, started.communicate()[1]
+            assert launcher.is_alive(), said.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        workers = subprocess.run(["pgrep", "-P", str(started.pid)], capture_output=True, text=True).stdout.split()
+        workers = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
         assert len(workers) >= 2
-        started.send_signal(signal.SIGUSR1)
-        errors = started.communicate(timeout=90)[1]
+        os.kill(launcher.pid, signal.SIGUSR1)
+        launcher.join(90)
     finally:
-        started.kill()
-    assert started.returncode == 75, errors
-    assert errors.count("ebft: stopped by SIGUSR1\n") == 1, errors
-    assert "the last good checkpoint is" in errors
-    assert "Traceback" not in errors
+        launcher.kill()
+    assert launcher.exitcode == 75, said.read_text()
+    assert said.read_text().count("ebft: stopped by SIGUSR1\n") == 1
+    assert "the last good checkpoint is" in said.read_text()
+    assert "Traceback" not in said.read_text()
     assert all(damage(p) == [] for p in output.glob("checkpoint-*"))
     assert not any(Path(f"/proc/{pid}").exists() for pid in workers)

@@ -37,29 +37,27 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-2,
         "adam_epsilon": 1e-2,
     },
-    "answer_starts": {"anchors": "answer_start", "horizon": 5, "packing": False},
     # One step: rounding in bf16 depends on the shapes of the batch, and from the second on other tokens are drawn.
     "bf16": {"gamma": 0.1, "bf16": True, "max_steps": 1},
-    "tied": {"gamma": 0.1, "gradient_checkpointing": True, "rollout_batch_size": 3},
+    # With tied embeddings.
+    "answer_starts": {
+        "gamma": 0.1,
+        "anchors": "answer_start",
+        "horizon": 5,
+        "packing": False,
+        "gradient_checkpointing": True,
+        "rollout_batch_size": 3,
+    },
     "lora": {"gamma": 0.1, "kl_weight": 0.05},
 }
+SHARDED = "full_shard"  # over the processes; elsewhere each has the whole model
 # By the number of processes: settings and micro-batches per step, the same sequences in more and smaller pieces.
-RUNS = {
-    1: [(name, 1) for name in SETTINGS],
-    2: [("feature_matching", 4), ("documents", 2), ("answers", 1), ("bf16", 1)],
-    4: [("feature_matching", 1), ("answer_starts", 1)],
+RUNS: dict[int, list[tuple[str | None, str, int]]] = {
+    1: [(None, name, 1) for name in SETTINGS],
+    2: [(None, "feature_matching", 4), (None, "answers", 1), (None, "bf16", 1)],
+    4: [(None, "documents", 1), (None, "answer_starts", 1), (SHARDED, "documents", 2)],
 }
-# The same with the model sharded over the processes.
-SHARDED_RUNS = {
-    1: [],
-    2: [("documents", 2), *((name, 1) for name in SETTINGS if name not in ("feature_matching", "documents"))],
-    4: [("documents", 2)],
-}
-SHARDED = "full_shard"
-
-
-def runs(world: int) -> list[tuple[str | None, str, int]]:
-    return [(None, *run) for run in RUNS[world]] + [(SHARDED, *run) for run in SHARDED_RUNS[world]]
+RUNS[2] += [(SHARDED, name, 1) for name in ("answers", "answer_starts", "bf16", "lora")]
 
 
 def model(tied: bool, sharded: bool) -> PreTrainedModel:
@@ -91,7 +89,9 @@ def train(folder: Path, setting: str, accumulation: int, world: int, fsdp: str |
     config = settings(folder, **{**given, "max_steps": 2, "optim": "sgd", "learning_rate": 0.1, **SETTINGS[setting]})
     train_set, held_out = (sequences(n, seed, config.packing) for n, seed in ((13, 0), (5, 1)))
     lora = LoraConfig(**LORA) if setting == "lora" else None
-    trainer = EBFTTrainer(model(setting == "tied", fsdp is not None), config, train_set, held_out, peft_config=lora)
+    trainer = EBFTTrainer(
+        model(setting == "answer_starts", fsdp is not None), config, train_set, held_out, peft_config=lora
+    )
     before = trainer.evaluate()
     before_training = whole_weights(trainer.model)
     trainer.train()
@@ -119,7 +119,7 @@ def whole_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def main(folder: Path) -> None:
     world = int(os.environ.get("WORLD_SIZE", 1))
-    for fsdp, setting, accumulation in runs(world):
+    for fsdp, setting, accumulation in RUNS[world]:
         found = train(folder / "run", setting, accumulation, world, fsdp)
         if processes.rank() == 0:
             torch.save(found, folder / f"{fsdp}-{setting}-{accumulation}.pt")
@@ -136,7 +136,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         folder = tmp_path_factory.mktemp(f"{world}-processes")
         ended = group.run(world, main, folder, folder=folder)
         assert ended.codes == [0] * world, ended.said
-        for run in runs(world):
+        for run in RUNS[world]:
             found[*run, world] = torch.load(folder / f"{'-'.join(map(str, run))}.pt")
     return found
 
@@ -147,7 +147,7 @@ LOGGED += ("num_tokens", "learning_rate")
 
 
 @pytest.mark.parametrize(
-    ("world", "fsdp", "setting", "accumulation"), [(world, *run) for world in (2, 4) for run in runs(world)]
+    ("world", "fsdp", "setting", "accumulation"), [(world, *run) for world in (2, 4) for run in RUNS[world]]
 )
 def test_the_number_of_processes_changes_nothing(
     results: Results, world: int, fsdp: str | None, setting: str, accumulation: int
@@ -176,7 +176,7 @@ def test_the_number_of_processes_changes_nothing(
             assert other[name] == pytest.approx(mine[name], rel=10 * relative, abs=10 * absolute), name
 
 
-@pytest.mark.parametrize("setting", ["answers", "tied", "lora"])
+@pytest.mark.parametrize("setting", ["answers", "answer_starts", "lora"])
 def test_a_sharded_model_is_saved_as_an_ordinary_one(results: Results, setting: str) -> None:
     found = results[SHARDED, setting, 1, 2]
     saved: Any
@@ -184,7 +184,7 @@ def test_a_sharded_model_is_saved_as_an_ordinary_one(results: Results, setting: 
         saved = PeftModel.from_pretrained(model(tied=False, sharded=False), found["saved"], is_trainable=True)
     else:
         saved = AutoModelForCausalLM.from_pretrained(found["saved"])
-        assert (saved.lm_head.weight is saved.model.embed_tokens.weight) == (setting == "tied")
+        assert (saved.lm_head.weight is saved.model.embed_tokens.weight) == (setting == "answer_starts")
     weights = whole_weights(saved)
     assert weights.keys() == found["weights"].keys()
     for name, value in weights.items():
