@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -17,11 +18,13 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from ebft import cli
+from ebft import EBFTConfig, cli
 from tests.baselines.runs import contents, metrics_of, results_of, run, write_recipe
 from tests.tiny_tokenizer import byte_tokenizer, save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("offline")
+
+SECRET = "hf_NoSuchTokenButSecret"
 
 
 @dataclass
@@ -46,7 +49,9 @@ def finished(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished
     arguments = ["train", "--config", str(recipe), "--output_dir", str(folder / "out"), "--seed", "7"]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(said):
         patch.setenv("EBFT_CACHE", str(folder / "cache"))
-        code = cli.main(arguments)
+        patch.setenv("HF_TOKEN", "before")  # so that it is put back
+        code = cli.main([*arguments, "--hub-token", SECRET])
+        assert os.environ["HF_TOKEN"] == SECRET
     return Finished(arguments, folder / "out", code, printed.getvalue(), said.getvalue())
 
 
@@ -104,6 +109,15 @@ class TestRun:
         trained, first = map(AutoModelForCausalLM.from_pretrained, (output / "final", tiny))  # plain transformers
         assert trained.config._attn_implementation != "ebft"
         assert not torch.equal(*(model.model.layers[0].self_attn.q_proj.weight for model in (trained, first)))
+
+    def test_a_secret_is_nowhere(self, finished: Finished) -> None:
+        assert SECRET not in finished.printed + finished.said
+        files = [file for file in finished.output.rglob("*") if file.is_file()]
+        assert {"recipe.yaml", "training_args.bin", "README.md"} <= {file.name for file in files}
+        assert [file for file in files if SECRET.encode() in file.read_bytes()] == []
+        args = EBFTConfig(output_dir="o", use_cpu=True, hub_token=SECRET)
+        assert args.hub_token == SECRET, "pushing needs it"
+        assert SECRET.encode() not in pickle.dumps(args)
 
     def test_resume_of_a_finished_run_changes_neither_weights_nor_results(
         self, finished: Finished, tmp_path: Path

@@ -87,12 +87,11 @@ def test_evaluation_repeats_and_does_not_disturb_training(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        {"anchors": "answer_start", "horizon": 12, "document_masks": True, "whitening": "both", "alpha": 0.5},
-        {"feature_source": "random", "feature_pooling": "mean", "feature_normalize": "joint"},
-        {"feature_source": "average", "feature_layers": [0, 0.5, 4], "samples": 1, "eval_samples": 2},
-        {"save_log_spaced": True, "save_strategy": "steps", "save_steps": 3, "kl_weight": 0.1},
+        {"anchors": "answer_start", "horizon": 12, "document_masks": True, "whitening": "both", "alpha": 0.5}
+        | {"feature_source": "random", "feature_pooling": "mean", "feature_normalize": "joint"},
+        {"feature_source": "average", "feature_layers": [0, 0.5, 4], "samples": 1, "eval_samples": 2, "kl_weight": 0.1}
+        | {"save_log_spaced": True, "save_strategy": "steps", "save_steps": 3},
     ],
-    ids=str,
 )
 def test_every_option_trains(tmp_path: Path, changes: dict[str, Any]) -> None:
     start = weights(small_model())
