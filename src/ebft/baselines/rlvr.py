@@ -87,7 +87,7 @@ class MeasuredRLVR(trl_trainers.Baseline, GRPOTrainer):
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         super().on_train_begin(*args, **kwargs)
-        if self.is_first:
+        if processes.rank() == 0:
             self.judge.counts.update(read_json(self.checkpoint / COUNTS_FILE) or {})
         # TRL shuffles every epoch with what is left of one generator: those of finished epochs are drawn again.
         for _epoch in range(int((self.state.epoch or 0) + 1e-6)):
@@ -95,7 +95,7 @@ class MeasuredRLVR(trl_trainers.Baseline, GRPOTrainer):
 
     def on_save(self, *args: Any, **kwargs: Any) -> None:
         counts = self.judge.totals()  # all processes take part
-        if self.is_first:
+        if processes.rank() == 0:
             write_json(self.checkpoint / COUNTS_FILE, counts)
         super().on_save(*args, **kwargs)
 

@@ -90,7 +90,7 @@ class Progress(Callback):
     def on_train_begin(self, *_: object, **__: object) -> None:
         bar = progress("training", self.trainer.state.max_steps, self.step)
         self.open = ExitStack()
-        is_shown = self.trainer.is_first and not self.trainer.args.disable_tqdm
+        is_shown = processes.rank() == 0 and not self.trainer.args.disable_tqdm
         self.advance = self.open.enter_context(bar) if is_shown else bool
 
     def on_step_end(self, *_: object, **__: object) -> None:
@@ -104,7 +104,7 @@ class Progress(Callback):
         if "eval_cfm" in logs:
             evaluated = {k.removeprefix("eval_"): v for k, v in logs.items() if k.startswith("eval_")}
             found |= {k: v for k, v in evaluated.items() if not k.endswith(("_se", "runtime"))}
-        if found and self.trainer.is_first:
+        if found and processes.rank() == 0:
             logger.info(f"step {self.step}: " + ", ".join(f"{k} {float(v):.4g}" for k, v in found.items()))
 
 

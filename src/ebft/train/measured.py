@@ -172,7 +172,7 @@ class Measured(Trainer, TrainerCallback):
     def write_results(self) -> None:
         """Records before the results that they belong to. A program leaves the folder of a run by a command alone."""
         folder = self.output
-        if not self.is_first or (not self.by_command and (folder / RECIPE_FILE).exists()):
+        if processes.rank() != 0 or (not self.by_command and (folder / RECIPE_FILE).exists()):
             return
         folder.mkdir(parents=True, exist_ok=True)
         if not self.by_command:
@@ -228,10 +228,6 @@ class Measured(Trainer, TrainerCallback):
         """Of this step, whether it is there or not."""
         return self.output / f"checkpoint-{self.state.global_step}"
 
-    @property
-    def is_first(self) -> bool:
-        return self.state.is_world_process_zero
-
     def on_train_begin(self, *_: object, **__: object) -> None:
         """A run that is resumed goes on counting; metrics from beyond its checkpoint are dropped."""
         if not (self.by_command or self.state.global_step) and (self.output / RECIPE_FILE).exists():
@@ -243,7 +239,7 @@ class Measured(Trainer, TrainerCallback):
         # The first step of a warm-up has a rate of 0.
         if self.args.get_warmup_steps(steps) >= max(steps, 1) and self.args.lr_scheduler_type not in WITHOUT_WARM_UP:
             warn(f"warm-up takes all {steps} steps; set warmup_steps=0, or train for more steps")
-        if self.is_first and file.exists():
+        if processes.rank() == 0 and file.exists():
             write_jsonl(file, [entry for entry in read_jsonl(file) if entry["step"] <= self.state.global_step])
 
     def on_step_end(self, *_: object, **__: object) -> None:
@@ -256,14 +252,14 @@ class Measured(Trainer, TrainerCallback):
         self.spend(seconds=time.perf_counter() - self._step_began)
         if settings.samples_every and (step % settings.samples_every == 0 or step == 1):
             lines = self.sample_lines()  # all processes take part
-            if lines and self.is_first:
+            if lines and processes.rank() == 0:
                 file = self.output / "samples" / f"step-{step:06d}.md"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text("\n".join([f"# Samples at step {step}", "", *lines]), encoding="utf-8")
 
     def on_log(self, *_: object, logs: Any = None, **__: object) -> None:
         """Every log entry is a line of `metrics.jsonl`."""
-        if not (self.is_first and logs):
+        if not (processes.rank() == 0 and logs):
             return
         entry = {"step": self.state.global_step, **json_ready(logs)}
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint and not self.is_in_train:
@@ -274,10 +270,10 @@ class Measured(Trainer, TrainerCallback):
 
     def on_save(self, *_: object, **__: object) -> None:
         """Mark the checkpoint as complete, now that everything is in it, and delete old ones."""
-        if self.is_first:
+        if processes.rank() == 0:
             write_json(self.checkpoint / COSTS_FILE, self.spent)
         processes.barrier()  # the others have written their files too; if one has died, there will be no mark
-        if self.is_first:
+        if processes.rank() == 0:
             run_folder.mark_complete(self.checkpoint)
             limit, best = self._save_limit, Path(self.state.best_model_checkpoint or "").name
             for old in run_folder.complete_checkpoints(self.output)[: -limit if limit else 0]:

@@ -35,7 +35,7 @@ def plan(recipe: Recipe, method: type[Measured] = EBFTTrainer, resume: bool = Fa
     config = recipe.training
     processes.start(config)
     loaded = load(recipe)
-    if config.process_index != 0:
+    if processes.rank() != 0:
         return []
     if not resume:
         RunFolder(recipe).claim(False, method.method)
@@ -78,7 +78,7 @@ def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTra
     with preemption.listen(), folder.locked():
         checkpoint = folder.claim(resume, method.method)
         # Only the final model goes to the hub: the Trainer would upload samples of the training text too.
-        pushes, args.push_to_hub = args.push_to_hub and folder.is_first, False
+        pushes, args.push_to_hub = args.push_to_hub and processes.rank() == 0, False
         if pushes:  # now, while a missing token costs nothing
             name = args.hub_model_id or folder.path.resolve().name
             try:
@@ -97,13 +97,13 @@ def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTra
         preemption.trainer = trainer
         trainer.add_callback(preemption)
         folder.describe(data, prompt_kinds(recipe.data))  # settings that were refused leave nothing
-        if folder.is_first:
+        if processes.rank() == 0:
             held_out = "" if loaded.validation_set is None else f"; {len(loaded.validation_set.index):,} for validation"
             logger.info(f"training on {trained_part(recipe, loaded.train_set.index)}{held_out}")
         _measure_and_train(trainer, checkpoint)
-        with whole(folder.path / FINAL, folder.is_first) as final:
+        with whole(folder.path / FINAL) as final:
             trainer.save_model(str(final))
-            if folder.is_first:
+            if processes.rank() == 0:
                 share_weights(final)
                 (final / "training_args.bin").unlink(missing_ok=True)  # pickled, and of no use without ebft
                 loaded.tokenizer.save_pretrained(final)
@@ -116,7 +116,7 @@ def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTra
                 HfApi().upload_folder(repo_id=repository, folder_path=folder.path / FINAL, revision=args.hub_revision)
             except Exception as error:  # a run that has ended well does not fail over its upload
                 logger.warning(f"not uploaded: {error}; by hand: hf upload {repository} {folder.path / FINAL}")
-        return trainer.results if folder.is_first else {}
+        return trainer.results if processes.rank() == 0 else {}
 
 
 def _measure_and_train(trainer: Measured, checkpoint: Path | None) -> None:

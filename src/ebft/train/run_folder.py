@@ -50,14 +50,14 @@ _MAY_CHANGE = re.compile(
 
 
 @contextmanager
-def whole(folder: Path, is_first: bool = True) -> Iterator[Path]:
+def whole(folder: Path) -> Iterator[Path]:
     """A folder beside `folder` that takes its place once everything is in it; the first process moves it."""
     partial = folder.with_name(f"{folder.name}.partial")
-    if is_first:
+    if processes.rank() == 0:
         shutil.rmtree(partial, ignore_errors=True)
     processes.barrier()
     yield partial
-    if is_first:
+    if processes.rank() == 0:
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
 
@@ -66,13 +66,12 @@ class RunFolder:
     def __init__(self, recipe: Recipe) -> None:
         self.path = Path(recipe.training.output_dir or "")
         self.recipe, self.training = recipe, recipe.training
-        self.is_first = recipe.training.process_index == 0
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Ours alone, for as long as the run takes; the first process holds the lock for all."""
         with ExitStack() as held:
-            lock = locked(self.path / LOCK_FILE) if self.is_first else nullcontext()
+            lock = locked(self.path / LOCK_FILE) if processes.rank() == 0 else nullcontext()
             processes.all_or_none(lambda: held.enter_context(lock))
             yield
 
@@ -98,8 +97,8 @@ class RunFolder:
         # What nobody gave stays as the run began: a default may have changed since.
         for name in {f.name for f in fields(MethodConfig)} & before.keys() - self.recipe.given.keys():
             setattr(self.training, name, before[name])
-        processes.all_or_none(lambda: self._check(last) if self.is_first else None)
-        if self.is_first:
+        processes.all_or_none(lambda: self._check(last) if processes.rank() == 0 else None)
+        if processes.rank() == 0:
             logger.info(f"resuming from {last}" if last else "no complete checkpoint yet: starting from the beginning")
         return last
 
@@ -129,7 +128,7 @@ class RunFolder:
     def describe(self, data: Json, prompt_kinds: Sequence[str] = ()) -> None:
         """What the run is, for people and for resuming: its recipe, every setting, its data."""
         recipe, training = self.recipe, self.training
-        if self.is_first:
+        if processes.rank() == 0:
             resolved = {**asdict(recipe.model), **asdict(recipe.data), **training.to_dict()} | {
                 "push_to_hub": recipe.given.get("push_to_hub", False),  # which the run has taken from the Trainer
                 "sequences_per_step": training.rows_per_step,
