@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import pytest
@@ -18,7 +17,7 @@ from ebft.baselines import sft, trl_trainers
 from ebft.config.recipe import load_recipe
 from ebft.errors import ConfigError, TrainingDiverged
 from ebft.train.sequences import load
-from tests.baselines.runs import run, write_recipe
+from tests.baselines.runs import write_recipe
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -49,31 +48,6 @@ def test_nothing_is_reported_to_the_makers_of_trl(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_TELEMETRY", False)
     trl_trainers.method("sft")
     assert huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments", "what"),
-    [
-        ("sft", ["--feature_source", "average"], "cannot measure baselines"),
-        ("sft", ["--fsdp", "full_shard"], "fsdp works with `ebft train` only"),
-        ("sft", ["--prompt_column", "question"], "is in none of the datasets"),
-        ("rlvr", ["--reference_column", "ref"], "none of the 29 documents can be used"),
-        # TRL would train for no step, without a word.
-        ("rlvr", ["--limit_documents", "5"], "a step draws answers to 8 prompts, but there are 4"),
-        ("rlvr", ["--reward_weights", "1,2"], "reward weights (2) must match number of reward functions (1)"),
-    ],
-)
-def test_bad_input_is_one_line_and_nothing_written(
-    command: str, arguments: list[str], what: str, tiny: Path, sums: Path, tmp_path: Path, capfd: Any
-) -> None:
-    recipe = write_recipe(tmp_path, tiny, sums, **({"rewards": "bleu"} if command == "rlvr" else {}))
-    capfd.readouterr()
-    assert run(command, recipe, tmp_path / "out", *arguments) == 2
-    line = capfd.readouterr().err.splitlines()[-1]
-    assert line.startswith("ebft: ")
-    assert what in line
-    # transformers may have made the folder itself; anything in it would make the next try look like another run.
-    assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
 
 
 @pytest.mark.parametrize(("name", "what"), [("packing", "a setting of its own"), ("loss_typ", "TRL does not know")])

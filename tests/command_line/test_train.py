@@ -19,7 +19,7 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from ebft import EBFTConfig, cli
-from tests.baselines.runs import contents, metrics_of, results_of, run, write_recipe
+from tests.baselines.runs import contents, metrics_of, needs_trl, results_of, run, write_recipe
 from tests.tiny_tokenizer import byte_tokenizer, save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -148,17 +148,32 @@ def rows(text: str) -> Callable[[Path, Path], None]:
 @pytest.mark.parametrize(
     ("make", "arguments", "words"),
     [
-        (None, "--lr_scheduler_type constantly", "constantly is not a valid SchedulerType"),
-        (None, "--dataset nothing.jsonl", "nothing.jsonl: no such file or folder"),
-        (None, "--dataset some/data", "HF_HUB_OFFLINE is set"),
-        (None, "--model smollm2-135m", "run `ebft fetch smollm2-135m` first"),
-        (None, "--feature_layers 99", "layer numbers up to 2"),
-        (None, "--answer_only --horizon 40 --stride 1", "the longest answer has "),
-        (rows('{"question": "a", "answer": "b"}\n'), "--dataset {}.jsonl", "it has 'question', 'answer'"),
-        (rows('{"text": "ab"}\n' * 20), "--dataset {}.jsonl --document_masks", "the longest document has 3 tokens"),
-        (cut_off, "--model {}", "made' cannot be loaded: "),
+        (None, "train --lr_scheduler_type constantly", "constantly is not a valid SchedulerType"),
+        (None, "train --dataset nothing.jsonl", "nothing.jsonl: no such file or folder"),
+        (None, "train --dataset some/data", "HF_HUB_OFFLINE is set"),
+        (None, "train --model smollm2-135m", "run `ebft fetch smollm2-135m` first"),
+        (None, "train --feature_layers 99", "layer numbers up to 2"),
+        (None, "train --answer_only --horizon 40 --stride 1", "the longest answer has "),
+        (rows('{"question": "a", "answer": "b"}\n'), "train --dataset {}.jsonl", "it has 'question', 'answer'"),
+        (
+            rows('{"text": "ab"}\n' * 20),
+            "train --dataset {}.jsonl --document_masks",
+            "the longest document has 3",
+        ),
+        (cut_off, "train --model {}", "made' cannot be loaded: "),
+        *(
+            pytest.param(None, arguments, words, marks=needs_trl)
+            for arguments, words in (
+                ("sft --feature_source average", "cannot measure baselines"),
+                ("sft --fsdp full_shard", "fsdp works with `ebft train` only"),
+                ("sft --prompt_column question", "is in none of the datasets"),
+                # TRL would train for no step, without a word.
+                ("rlvr --rewards bleu --limit_documents 4", "a step draws answers to 4 prompts, but there are 3"),
+                ("rlvr --rewards bleu --reward_weights 1,2", "reward weights (2) must match number of reward"),
+            )
+        ),
     ],
-    ids=lambda value: value if isinstance(value, str) and value.startswith("--") else "",
+    ids=lambda value: value if isinstance(value, str) and " --" in value else "",
 )
 def test_what_is_refused(
     make: Any, arguments: str, words: str, recipe: Path, tiny: Path, tmp_path: Path, capfd: Any
@@ -168,7 +183,8 @@ def test_what_is_refused(
         make(tiny, tmp_path / "made")
     (tmp_path / "out").mkdir()
     capfd.readouterr()
-    assert run("train", recipe, tmp_path / "out", *arguments.format(tmp_path / "made").split()) == 2
+    command, *given = arguments.format(tmp_path / "made").split()
+    assert run(command, recipe, tmp_path / "out", *given) == 2
     printed = capfd.readouterr()
     (line,) = [line for line in printed.err.splitlines() if not line.startswith(("note: ", "training on "))]
     assert line.startswith("ebft: ")

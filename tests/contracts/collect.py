@@ -75,6 +75,7 @@ def differing(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
     return {n: v for n, v in values.items() if n not in defaults or json.dumps(v) != json.dumps(defaults[n])}
 
 
+@cache
 def flags_of(command: str) -> list[str]:
     """What `--help` prints, with - as `ebft` takes both."""
     printed = io.StringIO()

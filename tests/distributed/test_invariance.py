@@ -27,27 +27,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "feature_matching": {"whitening": "both"},
     # Its third step is of the second epoch.
     "documents": {"gamma": 0.1, "kl_weight": 0.05, "document_masks": True, "short_truths": True, "max_steps": 3},
-    "answers": {
-        "gamma": 0.1,
-        "answer_only": True,
-        "feature_source": "average",
-        "feature_decay": 0.5,
-        # Adam's first steps are signs of gradients, which rounding flips where they are near zero: a large epsilon.
-        "optim": "adamw_torch",
-        "learning_rate": 1e-2,
-        "adam_epsilon": 1e-2,
-    },
+    # Adam's first steps are signs of gradients, which rounding flips where they are near zero: a large epsilon.
+    "answers": {"gamma": 0.1, "answer_only": True, "feature_source": "average", "feature_decay": 0.5}
+    | {"optim": "adamw_torch", "learning_rate": 1e-2, "adam_epsilon": 1e-2},
     # One step: rounding in bf16 depends on the shapes of the batch, and from the second on other tokens are drawn.
     "bf16": {"gamma": 0.1, "bf16": True, "max_steps": 1},
     # With tied embeddings.
-    "answer_starts": {
-        "gamma": 0.1,
-        "anchors": "answer_start",
-        "horizon": 5,
-        "packing": False,
-        "gradient_checkpointing": True,
-        "rollout_batch_size": 3,
-    },
+    "answer_starts": {"gamma": 0.1, "anchors": "answer_start", "horizon": 5, "packing": False}
+    | {"gradient_checkpointing": True, "rollout_batch_size": 3},
     "lora": {"gamma": 0.1, "kl_weight": 0.05},
 }
 SHARDED = "full_shard"  # over the processes; elsewhere each has the whole model
