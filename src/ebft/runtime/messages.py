@@ -87,18 +87,18 @@ class _LogFile:
 
 
 @contextmanager
-def progress(title: str, total: int | None, done: int = 0) -> Iterator[Callable[[int], object]]:
+def progress(title: str, total: int | None, done: int = 0, unit: str = "it") -> Iterator[Callable[[int], object]]:
     """Yields a function that is called with the number of things done since its last call.
 
-    total: None if it is not known. done: of it before this began, in a job that resumes.
+    total: None if it is not known. done: of it before this began, in a job that resumes. unit: "B" for bytes.
     """
     from tqdm import tqdm
 
     tqdm.set_lock(threading.RLock())  # its own is one of processes, which says too much when a signal ends the program
-    look: Json = {}
+    look: Json = {"unit": unit, "unit_scale": unit == "B"}
     if not sys.stderr.isatty():
         known = "{n_fmt} of {total_fmt} [{elapsed}<{remaining}, {rate_fmt}]"
-        look = {"file": _LogFile(), "mininterval": SECONDS, "miniters": 1, "delay": SECONDS}
+        look |= {"file": _LogFile(), "mininterval": SECONDS, "miniters": 1, "delay": SECONDS}
         look["bar_format"] = "{desc}: " + ("{n_fmt} [{elapsed}, {rate_fmt}]" if total is None else known)
     with tqdm(total=total, initial=done, desc=title, leave=False, **look) as bar:
         yield bar.update
