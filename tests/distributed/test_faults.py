@@ -151,7 +151,8 @@ def test_what_the_launcher_says_of_a_killed_process(
 
 def test_what_the_launcher_is_told_stops_all(recipe: Path, tmp_path: Path) -> None:
     output, said, deadline = tmp_path / "run", tmp_path / "said.txt", time.monotonic() + 90
-    arguments = killed_runs.arguments(recipe, output, "--launch", 2, "--max_steps", 100000)
+    endless = ["--launch", 2, "--max_steps", 100000, "--validation_split", 0]
+    arguments = killed_runs.arguments(recipe, output, *endless)
     (launcher,) = group.start([said], killed_runs.main, arguments, variables=killed_runs.variables(recipe))
     try:
         while not (output / "checkpoint-2" / "COMPLETE").exists():
