@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ebft import EBFTConfig, EBFTTrainer
 from ebft.config.recipe import load_recipe
@@ -123,13 +122,8 @@ def test_a_final_model_is_whole_or_not_there(tmp_path: Path) -> None:
 
 def in_a_program(model: Path, output: Path, **settings: Any) -> EBFTTrainer:
     small = {"context_length": 32, "answer_only": False, "horizon": 4, "stride": 4, "samples": 2, "use_cpu": True}
-    return EBFTTrainer(
-        model=AutoModelForCausalLM.from_pretrained(model),
-        args=EBFTConfig(output_dir=str(output), report_to=[], **{"max_steps": 2, **small, **settings}),
-        train_dataset=ROWS[8:],
-        eval_dataset=ROWS[:8],
-        processing_class=AutoTokenizer.from_pretrained(model),
-    )
+    args = EBFTConfig(output_dir=str(output), report_to=[], **{"max_steps": 2, **small, **settings})
+    return EBFTTrainer(str(model), args, ROWS[8:], ROWS[:8])
 
 
 def test_two_runs_of_a_program_compare_in_pairs(tiny: Path, tmp_path: Path) -> None:
