@@ -1,4 +1,5 @@
-"""The folder of a study written by hand: three methods, two seeds, a base model, evaluations with answers."""
+"""Runs written by hand, so that every number in a comparison is known, and the folder of a study: three methods, two
+seeds, a base model, evaluations with answers."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+RULER = {"context_length": 48, "network": "aa", "validation": "bb", "samples": 4, "whitening": "reference"}
 PROBLEMS = [f"problem/{number}" for number in range(12)]
 NASTY = '</script><script>alert(1)</script> <b>bold</b> & "quotes" $x_1$ | `code`'
 
@@ -14,6 +16,28 @@ NASTY = '</script><script>alert(1)</script> <b>bold</b> & "quotes" $x_1$ | `code
 def write_jsonl(file: Path, rows: list[dict[str, Any]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def make_run(folder: Path, values: list[float], method: str = "ebft", finished: bool = True, **changes: Any) -> Path:
+    """values: the feature-matching losses of its validations. changes: in how these measure."""
+    lines: list[dict[str, Any]] = []
+    for place, value in enumerate(values):
+        entry: dict[str, Any] = {"step": 10 * place, "eval_cfm": value, "eval_cfm_se": 0.01}
+        entry |= {"eval_cross_entropy": value + 1, "eval_cross_entropy_se": 0.02, "eval_whitened_proxy": -value}
+        entry |= {"spent/seconds": 2.0 * place, "spent/tokens": 100 * place, "spent/flops": 1e9 * place}
+        lines += [{"step": 10 * place, "loss": 0.1, "reward": 0.25}, {**entry, "eval_reward": 7.0}]
+    write_jsonl(folder / "metrics.jsonl", lines)
+    results: dict[str, Any] = {"method": method, "ruler": {**RULER, **changes}}
+    if finished:
+        results["steps"] = 10 * (len(values) - 1)
+    if finished and values:
+        last, results["after"] = values[-1], {"eval_cfm": values[-1]}
+        # Three sequences of very different difficulty, and more so for a worse model.
+        of_all = {"tokens": 10, "contexts": 2, "whitened_proxy": -last}
+        found = [{"log_probs": -10 * (last + n), "cfm": last + (n - 1) * (1 + last / 10)} for n in range(3)]
+        write_jsonl(folder / "validation-after.jsonl", [{"sequence": n, **of_all, **f} for n, f in enumerate(found)])
+    (folder / "results.json").write_text(json.dumps(results))
+    return folder
 
 
 def make_study(folder: Path, gammas: tuple[float, ...] = (), **levels: float) -> Path:
@@ -41,17 +65,10 @@ def _model(folder: Path, name: str, seed: int | None, level: float, kind: str = 
 
 
 def _make_trained(run: Path, level: float, kind: str, draw: random.Random) -> None:
-    entries = []
-    for step in (0, 10, 20):
-        value = level + (20 - step) / 20 + draw.gauss(0, 0.02)
-        entry = {"step": step, "eval_cross_entropy": value, "eval_cross_entropy_se": 0.05, "eval_cfm": value / 2}
-        entry |= {"spent/tokens": 1000 * step, "spent/seconds": 2.0 * step, "spent/flops": 1e9 * step}
-        entries.append(entry | {"eval_reward": 9.0} | ({"reward": step / 40} if kind == "rlvr" else {}))
-    write_jsonl(run / "metrics.jsonl", entries)
+    values = [level / 2 + (2 - place) / 4 + draw.gauss(0, 0.01) for place in range(3)]
+    make_run(run, values, kind)
     settings = {"learning_rate": level, "gamma": level, "context_length": 64, "output_dir": str(run)}  # gamma is EBFT's
     (run / "resolved.json").write_text(json.dumps(settings))
-    results = {"method": kind, "steps": 20, "ruler": {"validation": "v", "network": "n"}}
-    (run / "results.json").write_text(json.dumps(results))
 
 
 def _make_evaluation(folder: Path, level: float, draw: random.Random) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from ebft import cli
 from ebft.studies import figures, report
+from ebft.studies.evidence import read_runs
 from ebft.studies.report import Report
 from tests.imports import imports_torch
-from tests.studies.conftest import make_run
-from tests.studies.made_study import write_jsonl
+from tests.studies.made_study import make_run, write_jsonl
 
 
 def compared(tmp_path: Path, *runs: object, **options: Any) -> Report:
@@ -26,9 +26,6 @@ def rows(found: Report, name: str) -> list[list[str]]:
 
 def test_the_tables(runs: list[str], tmp_path: Path) -> None:
     three = make_run(tmp_path / "three", [1.3, 1.1], "rlvr")
-    for run, step in (runs[0], 20), (three, 5):
-        with (Path(run) / "metrics.jsonl").open("a") as file:
-            file.write(f'{{"step": {step}, "reward": 0.25, "eval_reward": 7.0}}\n')
     found = compared(tmp_path, *runs, three)
     measured = rows(found, "validation")
     one, two, _ = (row for row in measured if row[2] == "feature-matching loss")
@@ -38,7 +35,7 @@ def test_the_tables(runs: list[str], tmp_path: Path) -> None:
     assert proxy[4] == "-1.1000"  # the largest
     # RLVR's own, and not EBFT's on validation.
     rewards = [row for row in measured if "reward" in row[2]]
-    assert rewards == [["three", "rlvr", "training reward", "0.2500", "0.2500", "5", "0.2500", "5"]]
+    assert rewards == [["three", "rlvr", "training reward", "0.2500", "0.2500", "0", "0.2500", "10"]]
     one, two, _ = rows(found, "costs")
     assert one == ["one", "ebft", "finished", "20", "200", "4", "2,000,000,000", ""]
     assert two[:4] == ["two", "sft", "not finished", "10"]
@@ -49,7 +46,7 @@ def test_the_tables(runs: list[str], tmp_path: Path) -> None:
 
 def test_the_error_is_that_of_the_differences(tmp_path: Path) -> None:
     """Sequences differ by 1 from each other, and the runs by about 0.1 on each: values have errors of 0.58."""
-    one, two = make_run(tmp_path / "one", [1.3, 1.2]), make_run(tmp_path / "two", [1.3, 1.1], "sft", tilt=0.01)
+    one, two = make_run(tmp_path / "one", [1.3, 1.2]), make_run(tmp_path / "two", [1.3, 1.1], "sft")
     found = compared(tmp_path, one, two)
     half = 4.3027 * 0.01 / 3**0.5  # by Student's t with two degrees of freedom
     (row,) = (row for row in rows(found, "differences") if row[0] == "feature-matching loss")
@@ -85,7 +82,8 @@ def test_only_what_was_measured_alike_is_paired(tmp_path: Path, change: dict[str
 def test_bad_input_is_one_line(capsys: Any, runs: list[str], tmp_path: Path) -> None:
     (thesis := tmp_path / "thesis").mkdir()
     (thesis / "thesis.tex").write_text("precious")
-    without = make_run(tmp_path / "without", [1.0], spent=False)
+    without = make_run(tmp_path / "without", [])
+    write_jsonl(without / "metrics.jsonl", [{"step": 0, "eval_cfm": 1.0}])
     cut = make_run(tmp_path / "cut", [1.0], validation_sequences=4)
     out = ["--output", str(tmp_path / "out")]
     for words, *arguments in (
@@ -126,28 +124,22 @@ def test_comparing_is_quick(runs: list[str], tmp_path: Path) -> None:
     assert not imports_torch("compare", *runs, "--output", str(tmp_path / "out"))
 
 
-def test_what_is_drawn(runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Any] = []
-    monkeypatch.setattr(figures, "saved", lambda figure: (drawn.append(figure.axes), (b"", b""))[1])
-
+def test_what_is_drawn(runs: list[str], tmp_path: Path) -> None:
     def panels(*runs: object, axis: str = "steps") -> dict[str, Any]:
-        drawn.clear()
-        compared(tmp_path, *runs, axis=axis)
-        every = {panel.get_title(): panel for panel in drawn[0]}
-        return {title: panel for title, panel in every.items() if panel.lines and "(training)" not in title}
+        figure = figures.training_figure(read_runs(tmp_path, [*map(str, runs)], ()), axis)
+        return {panel.get_title(): panel.lines for panel in figure.axes if panel.lines} if figure else {}
 
     for axis, x in {"steps": [0, 10, 20], "tokens": [0, 100, 200]}.items():
-        lines = panels(*runs, axis=axis)["feature-matching loss"].lines
+        lines = panels(*runs, axis=axis)["feature-matching loss"]
         assert [list(line.get_xdata()) for line in lines] == [x, x[:2]]
         assert [list(line.get_ydata()) for line in lines] == [[1.3, 1.1, 1.2], [1.3, 1.25]]
     # Only what does not compare is dashed.
     both = make_run(tmp_path / "a", [1.0, 2.0]), make_run(tmp_path / "b", [1.0, 2.0], samples=8)
-    for title, panel in panels(*both).items():
-        alike = title in ("cross-entropy, all tokens", "feature-matching loss")
-        assert [line.get_linestyle() for line in panel.lines] == ["-", "-" if alike else "--"]
+    for title, lines in panels(*both).items():
+        assert [line.get_linestyle() for line in lines] == ["-", "--" if title.startswith("whitened") else "-"]
     # The best model is not a point of the last step.
     entries = [{"step": 10 * place, "eval_cfm": value} for place, value in enumerate([3.0, 1.0, 2.0])]
     write_jsonl(both[0] / "metrics.jsonl", [*entries, {"step": 20, "eval_cfm": 1.0, "model_step": 10}])
-    assert list(panels(both[0])["feature-matching loss"].lines[0].get_ydata()) == [3.0, 1.0, 2.0]
+    assert list(panels(both[0])["feature-matching loss"][0].get_ydata()) == [3.0, 1.0, 2.0]
     (row,) = rows(compared(tmp_path, both[0]), "validation")
     assert row[3:8] == ["3.0000", "1.0000", "10", "1.0000", "10"]  # the last: of the model that is left

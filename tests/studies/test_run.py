@@ -13,6 +13,7 @@ import threading
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -272,7 +273,7 @@ def test_real_runs_and_their_report(
     settings = {**REAL, "model": str(tiny), "dataset": [str(sums)], "max_steps": 2, "test_split": 8}
     evaluation = {"sequences": 2, "profile_lengths": [1, 4], "profile_stride": 8, "also_at_temperatures": [0.3]}
     file = write_study(tmp_path, {"ebft": {}}, seeds=[0], settings=settings, evaluation=evaluation)
-    monkeypatch.setattr(launchers, "_start", InThisProcess)
+    monkeypatch.setattr(launchers, "_start", in_this_process)
     assert run(file) == 0
     out = tmp_path / "out"
     assert not Plan(read_study(file)).unfinished
@@ -286,12 +287,7 @@ def test_real_runs_and_their_report(
     assert (out / "report" / "report.html").exists()
 
 
-class InThisProcess:
+def in_this_process(job: Job, *_: object) -> Any:
     """A job that needs no imports of its own."""
-
-    def __init__(self, job: Job, *_: object) -> None:
-        job.prepare()
-        self.returncode = cli.main(job.arguments)
-
-    def poll(self) -> int:
-        return self.returncode
+    job.prepare()
+    return SimpleNamespace(returncode=(code := cli.main(job.arguments)), poll=lambda: code)

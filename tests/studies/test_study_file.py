@@ -52,7 +52,6 @@ def test_the_test_measures_as_validation_does(tmp_path: Path) -> None:
     expected = {"horizon": 3, "rollouts": 8, "split_seed": 7, "test_split": 10, "calibration_data": "rows.jsonl"}
     expected |= {"calibration_batch_size": 6, "feature_model": "some/model", "calibration_split": "train"}
     assert read(tmp_path, settings={**TESTED, **settings}).evaluation.items() >= expected.items()
-    assert read(tmp_path, evaluation=False).evaluation == {}
 
 
 @pytest.mark.parametrize(
@@ -65,19 +64,19 @@ def test_the_test_measures_as_validation_does(tmp_path: Path) -> None:
         ({"settings": {**TESTED, "validation_split": 0}}, "does not measure .*set validation_split"),
         ({"settings": {**TESTED, "test_split": 0}}, "no test data; set `test_split`"),
         ({"evaluation": {"calibration_data": "rows.jsonl", "calibration_split": "train", "test_split": 0}}, "trained"),
+        # A file has no splits: by another name of the split it is the same text.
+        (
+            {
+                "settings": {**TESTED, "test_split": 0, "validation_dataset": __file__},
+                "evaluation": {"calibration_data": __file__, "calibration_split": "test"},
+            },
+            "chosen",
+        ),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         read(tmp_path, **changes)
-
-
-def test_what_was_chosen_on_is_no_test(tmp_path: Path) -> None:
-    (rows := tmp_path / "held.jsonl").write_text('{"text": "x"}\n')
-    settings = {**TESTED, "test_split": 0, "validation_dataset": str(rows)}
-    with pytest.raises(ConfigError, match="trained or chosen"):
-        # A file has no splits: by another name of the split it is the same text.
-        read(tmp_path, settings=settings, evaluation={"calibration_data": str(rows), "calibration_split": "test"})
 
 
 def test_a_sweep_is_every_combination_once_in_order_and_flags_win_over_the_section(tmp_path: Path) -> None:
