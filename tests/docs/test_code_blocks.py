@@ -68,7 +68,7 @@ def blocks(page: Path, *languages: str) -> list[Block]:
     return [Block(page, text.count("\n", 0, m.start(3)), m[2], m[3]) for m in found]
 
 
-PYTHON = [page for page in PAGES if page.parent.name != "tutorials" and blocks(page, "python")]
+PYTHON = [page for page in PAGES if page.parent.name == "tutorials" or blocks(page, "python")]
 COMMANDS = [block for page in PAGES for block in blocks(page, "bash") if block.commands]
 SETTINGS = [block for page in PAGES for block in blocks(page, "yaml")]
 OF_TRAINING = {**field_types("sft"), **field_types("rlvr")}
@@ -93,23 +93,19 @@ def workshop(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offlin
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PYTHON, ids=lambda page: page.name)
-def test_python_runs(page: Path, workshop: Path) -> None:
+@pytest.mark.parametrize("page", PYTHON, ids=lambda page: page.stem)
+def test_what_pages_say_runs(page: Path, workshop: Path) -> None:
     if page.name == "sandbox.md" and shutil.which("bwrap") is None:
         pytest.skip("needs bubblewrap")
     names: dict[str, Any] = {"__name__": "__main__"}
-    exec(GIVEN, names)
-    for block in blocks(page, "python"):
-        run_python(block, names)
-
-
-@pytest.mark.parametrize("page", notebooks.TUTORIALS.values(), ids=lambda page: page.stem)
-def test_tutorials_run(page: Path, workshop: Path) -> None:
-    shutil.rmtree(workshop / "runs")
-    names: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks(page, "python", "bash"):
-        if block.language == "python":
-            run_python(block, names)
+    is_tutorial = page in notebooks.TUTORIALS.values()
+    if is_tutorial:
+        shutil.rmtree(workshop / "runs")
+    else:
+        exec(GIVEN, names)
+    for block in blocks(page, "python", *(["bash"] if is_tutorial else [])):
+        if block.language == "python":  # so that errors name the line of the page
+            exec(compile("\n" * block.line + block.code, str(block), "exec"), names)
         for command in block.commands if block.language == "bash" else []:
             more = TINY.split() if command[0] in TRAINING else []
             assert cli.main([*command, *more]) == 0, f"{block}: ebft {' '.join(command)}"
@@ -121,17 +117,14 @@ def test_notebooks_are_the_tutorials(name: str) -> None:
     assert written == notebooks.notebook(notebooks.TUTORIALS[name]), "run `python -m tools.notebooks`"
 
 
-def run_python(block: Block, names: dict[str, Any]) -> None:
-    exec(compile("\n" * block.line + block.code, str(block), "exec"), names)  # so that errors name the line of the page
-
-
 @pytest.mark.parametrize("block", COMMANDS, ids=str)
 def test_commands_are_taken(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names and values of options and settings, as the command itself reads them; nothing is loaded or run."""
-    parse = Parser.parse_args
+    parse, taken = Parser.parse_args, list[Any]()
 
     def parse_and_stop(parser: Parser, arguments: list[str]) -> None:
-        raise Taken(parse(parser, arguments))
+        taken.append(parse(parser, arguments))
+        raise SystemExit
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(Parser, "parse_args", parse_and_stop)
@@ -141,17 +134,12 @@ def test_commands_are_taken(block: Block, monkeypatch: pytest.MonkeyPatch) -> No
         if "--launch" in words:
             at = words.index("--launch")
             del words[at : at + 2]
-        with pytest.raises(Taken) as taken:
-            cli.main([name, *words])
-        (options,) = taken.value.args
+        assert cli.main([name, *words]) == 0
+        options = taken.pop()
         types = of_eval if name in ("eval", "score", "generate") else OF_TRAINING
         assert {setting.partition("=")[0] for setting in getattr(options, "set", [])} <= types.keys()
         for setting, value in options.settings.items():
             typed(setting, value, types[setting])
-
-
-class Taken(BaseException):
-    """The parser has read everything."""
 
 
 @pytest.mark.parametrize("block", SETTINGS, ids=str)
