@@ -12,21 +12,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from ebft import cli, loading
 from ebft.config.evaluation import EvalOptions
-from ebft.errors import ConfigError, DataError
+from ebft.errors import DataError
 from ebft.evaluate import tables
 from ebft.evaluate.generation import GREEDY, Completion, TransformersGenerator
 from ebft.evaluate.scoring import ResumableRecords
 from ebft.evaluate.tasks import ProblemSet, problem_sets, run_task
 from ebft.problems.problem import Question
 from ebft.runtime.files import locked, read_json, read_jsonl
+from tests.models import tiny_model
 from tests.problems.rows import write
 from tests.sandbox.sandboxed import needs_sandbox
-from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
+from tests.tiny_tokenizer import END, VOCABULARY, byte_tokenizer, save_tiny_model
 
 PAIRS = [{"de": f"Haus {n}" + "!" * n, "en": f"house {n}"} for n in range(6)]
 ROWS = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}, that is all"} for a in range(6) for b in range(6)]
@@ -44,11 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other_model(model: Path) -> Path:
     """The same tokenizer and shape, other weights."""
     folder = shutil.copytree(model, model.parent / "other")
-    weights: Any = AutoModelForCausalLM.from_pretrained(model)
-    with torch.no_grad():
-        for parameter in weights.parameters():
-            parameter.mul_(1.1)
-    weights.save_pretrained(folder)
+    tiny_model("llama", seed=9, vocab_size=VOCABULARY, num_hidden_layers=2).save_pretrained(folder)
     return folder
 
 
@@ -306,11 +301,7 @@ def test_answers_of_any_kind_that_are_none_are_counted_once(language: str | None
     assert (found["metrics"], found["notes"]) == ({}, ["set is skipped: no compiler"])
 
 
-def test_records_are_resumed_under_the_same_settings(tmp_path: Path) -> None:
-    kept = ResumableRecords(tmp_path, "y", {"a": (1, 2)}, EvalOptions())
-    kept.append([{"text": "one\u2028two"}])  # a line separator inside a text is not the end of a record
-    assert ResumableRecords(tmp_path, "y", {"a": [1, 2]}, EvalOptions()).rows == [{"text": "one\u2028two"}]
-    with pytest.raises(ConfigError, match="was made with another a, b; resume"):
-        ResumableRecords(tmp_path, "y", {"b": 2}, EvalOptions())
-    assert ResumableRecords(tmp_path, "y", {"a": [1, 2]}, EvalOptions(replace_changed=True)).rows, "nothing has changed"
-    assert ResumableRecords(tmp_path, "y", {"a": 2}, EvalOptions(replace_changed=True)).rows == []
+def test_studies_replace_records_of_other_settings_only(tmp_path: Path) -> None:
+    options = EvalOptions(replace_changed=True)
+    ResumableRecords(tmp_path, "y", {"a": (1, 2)}, options).append([{"text": "one"}])
+    assert [len(ResumableRecords(tmp_path, "y", {"a": a}, options).rows) for a in ([1, 2], 2)] == [1, 0]
