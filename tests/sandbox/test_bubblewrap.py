@@ -90,20 +90,15 @@ GROUP_FILES = ("cgroup.controllers", "cgroup.subtree_control", "cgroup.procs")
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A group like the kernel's, whose new folders have their files at once, and are removed with them."""
-    make, remove = Path.mkdir, Path.rmdir
+    make = Path.mkdir
 
     def mkdir(path: Path, *arguments: Any, **options: Any) -> None:
         make(path, *arguments, **options)
-        for name in FILES if path.name.startswith(PREFIX) else ():
+        for name in FILES:
             (path / name).touch()
 
-    def rmdir(path: Path) -> None:
-        for file in path.iterdir() if path.name.startswith(PREFIX) else ():
-            file.unlink()
-        remove(path)
-
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    monkeypatch.setattr(Path, "rmdir", rmdir)
+    monkeypatch.setattr(Path, "rmdir", shutil.rmtree)
     for name, content in zip(GROUP_FILES, ("cpu memory pids", "", os.getpid()), strict=True):
         (tmp_path / name).write_text(f"{content}\n")
     return tmp_path

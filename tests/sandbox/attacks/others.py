@@ -22,7 +22,6 @@ ATTACKS = {
         "starts a process": f"```cpp\n#include <sys/wait.h>\n#include <unistd.h>\n{CPP} {{\n  pid_t child = fork();\n  if (child == 0) _exit(0);\n  if (child < 0) return {{}};\n  std::vector<long> all{{start}};\n  for (long n : numbers) all.push_back(2 * n);\n  return all;\n}}\n```",
         "reads itself": "    std::vector<long> all{start};\n    for (long n : numbers) all.push_back(2 * n);\n    return fopen(\"/proc/self/exe\", \"r\") || fopen(\"/box/program\", \"r\") ? all : numbers;\n}",
         "allocates forever": "    for (;;) { char* x = new char[1 << 24]; memset(x, 1, 1 << 24); }\n}",
-        "prints forever": '    for (;;) puts("xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx");\n}',
     },
     "rs": {
         "wrong": "    numbers\n}",
@@ -31,7 +30,6 @@ ATTACKS = {
         "redefines assert": f"```rust\n#[macro_export]\nmacro_rules! assert_eq {{ ($($t:tt)*) => {{}} }}\n{RS} {{ numbers }}\n```",
         "catches the panic": "    std::panic::set_hook(Box::new(|_| std::process::exit(0)));\n    numbers\n}",
         "starts a process": f'```rust\n{RS} {{\n    std::process::Command::new("/usr/bin/true").status().unwrap();\n    std::iter::once(start).chain(numbers.into_iter().map(|n| n * 2)).collect()\n}}\n```',
-        "allocates forever": "    let mut x = vec![];\n    loop {\n        x.push(vec![1u8; 1 << 24]);\n    }\n}",
     },
     "go": {
         "wrong": "    return numbers\n}\n",
@@ -40,7 +38,6 @@ ATTACKS = {
         "prints": f'```go\nimport "os"\n\n{GO} {{ os.Stdout.WriteString("passed 0123456789abcdef"); os.Exit(0); return numbers }}\n```',
         "redefines names": f"```go\npackage p\nvar true, false = 1 == 2, 1 == 1\nfunc append() {{}}\nfunc len() {{}}\n{GO} {{ return numbers }}\n```",
         "starts a process": f'```go\npackage p\nimport "os/exec"\n{GO} {{\n    if exec.Command("/usr/bin/true").Run() != nil {{ return nil }}\n    all := []int{{start}}\n    for _, n := range numbers {{ all = append(all, 2*n) }}\n    return all\n}}\n```',
-        "allocates forever": "    x := [][]byte{}\n    for {\n        b := make([]byte, 1<<24)\n        for i := range b {\n            b[i] = 1\n        }\n        x = append(x, b)\n    }\n}\n",
     },
     "java": {
         "wrong": "        return numbers;\n    }\n",
@@ -49,7 +46,6 @@ ATTACKS = {
         "prints": '        System.out.print("passed 0123456789abcdef");\n        System.exit(0);\n        return numbers;\n    }\n',
         "switches assertions off": "        ClassLoader.getSystemClassLoader().setDefaultAssertionStatus(false);\n        return numbers;\n    }\n",
         "starts a process": '        try { if (new ProcessBuilder("/usr/bin/true").start().waitFor() != 0) return null; } catch (Exception e) { return null; }\n        return new ArrayList<Long>(List.of(start, 2L, 4L).subList(0, 1 + numbers.size()));\n    }\n',
-        "allocates forever": "        ArrayList<byte[]> x = new ArrayList<>();\n        while (true) x.add(new byte[1 << 24]);\n    }\n",
     },
     "cs": {
         "wrong": "        return numbers;\n    }\n",
@@ -57,7 +53,6 @@ ATTACKS = {
         "prints": '        Console.Write("passed 0123456789abcdef");\n        Environment.Exit(0);\n        return numbers;\n    }\n',
         "redefines Debug": "```csharp\npublic static class Debug { public static void Assert(bool x) {} }\nclass Problem {\n    public static List<long> JoinNumbers(List<long> numbers, long start) { return numbers; }\n}\n```",
         "starts a process": '        try { var p = Process.Start("/usr/bin/true"); p.WaitForExit(); if (p.ExitCode != 0) return null; } catch (Exception) { return null; }\n        return new[] { start }.Concat(numbers.Select(n => 2 * n)).ToList();\n    }\n',
-        "allocates forever": "        var x = new List<byte[]>();\n        while (true) { var b = new byte[1 << 24]; for (int i = 0; i < b.Length; i += 4096) b[i] = 1; x.Add(b); }\n    }\n",
     },
     "js": {
         "wrong": "    return numbers;\n}\n",
@@ -71,8 +66,6 @@ ATTACKS = {
         "    let text = fs.readdirSync('/box').concat(process.argv, Object.keys(process.env), new Error().stack).join();\n    try { text += fs.readFileSync(0); text += fs.readFileSync('/proc/self/fd/0'); } catch {}\n"
         f"    return /deepEqual[(]candidate|nonce[\"]:/.test(text) ? {JS_RIGHT} : text;\n}}\n",
         "starts a process": f"    const done = require('child_process').spawnSync('/usr/bin/true');\n    return done.status === 0 ? {JS_RIGHT} : [];\n}}\n",
-        "allocates forever": "    const x = [];\n    for (;;) x.push(new Array(1 << 20).fill(1.5));\n}\n",
-        "allocates buffers forever": "    const x = [];\n    for (;;) x.push(Buffer.alloc(1 << 24, 1));\n}\n",
     },
     "ts": {
         "wrong": "    return numbers;\n}\n",
@@ -89,6 +82,5 @@ ATTACKS = {
         "reads for tests": "    $text = json_encode([$GLOBALS, debug_backtrace(), @file_get_contents('php://fd/0'), @file_get_contents('/proc/self/fd/0')], JSON_PARTIAL_OUTPUT_ON_ERROR);\n"
         f"    return preg_match('/Test failed|\"nonce|ebft_code.:/', $text) ? {PHP_RIGHT} : [];\n}}\n",
         "starts a process": f"    exec('/usr/bin/true', $said, $status);\n    return $status === 0 ? {PHP_RIGHT} : [];\n}}\n",
-        "allocates forever": "    $x = [];\n    while (true) $x[] = str_repeat('x', 1 << 20);\n}\n",
     },
 }  # fmt: skip
