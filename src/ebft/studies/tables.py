@@ -85,7 +85,7 @@ def shown(cell: Cell) -> str:
         return f"{cell.value:{sign}.4g} [{interval.low:{sign}.4g},\N{NO-BREAK SPACE}{interval.high:{sign}.4g}]"
     if 0 < cell < 1e-4:
         return "< 0.0001"
-    return "" if math.isnan(cell) else f"{cell:,.0f}" if 1e4 <= cell < 1e12 else f"{cell:.4g}"
+    return "" if math.isnan(cell) else f"{cell:,.0f}" if 1e4 <= cell < 1e9 else f"{cell:.4g}"
 
 
 def markdown_text(text: str) -> str:
