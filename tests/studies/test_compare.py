@@ -37,7 +37,7 @@ def test_the_tables(runs: list[str], tmp_path: Path) -> None:
     rewards = [row for row in measured if "reward" in row[2]]
     assert rewards == [["three", "rlvr", "training reward", "0.2500", "0.2500", "0", "0.2500", "10"]]
     one, two, _ = rows(found, "costs")
-    assert one == ["one", "ebft", "finished", "20", "200", "4", "2,000,000,000", ""]
+    assert one == ["one", "ebft", "finished", "20", "200", "4", "2e+09", ""]
     assert two[:4] == ["two", "sft", "not finished", "10"]
     # A run without validation has costs; equal names become paths.
     bare = make_run(tmp_path / "more" / "one", [])
