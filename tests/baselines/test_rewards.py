@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("trl")
 from sacrebleu import sentence_bleu
 
+from ebft.baselines import rewards
 from ebft.baselines.rewards import as_tests, make_rewards
 from ebft.config.training import RLVRSettings
-from ebft.errors import ConfigError
+from ebft.errors import ConfigError, DataError, SandboxError
 from ebft.runtime.messages import show_messages
 from tests.sandbox.sandboxed import needs_sandbox
 
@@ -71,6 +72,33 @@ def test_ways_to_write_unit_tests() -> None:
         ("assert a\nassert b", ["assert a\nassert b"]),
     ):
         assert as_tests(value) == expected
+
+
+def test_names_and_tests_that_make_no_reward() -> None:
+    for name, words in (
+        ("blue", "is not unit_tests, bleu or module:function; did you mean 'bleu'"),
+        ("no_such_module:f", "cannot be imported: ModuleNotFoundError"),
+        ("math:pi", "is of the type float, not a function"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            made(name)
+    with pytest.raises(DataError, match="unit tests are of the type int"):
+        as_tests(3)
+
+
+def test_a_sandbox_that_breaks_costs_what_is_left_and_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    show_messages()
+    reward = made("unit_tests", unsafe_exec=True)
+
+    def broken(*_: Any) -> Any:
+        raise SandboxError("bubblewrap is gone")
+        yield
+
+    monkeypatch.setattr(rewards, "run_many", broken)
+    prose = {**MBPP, "completion": "Double it: `2 * x`."}
+    assert reward.score([GOOD, WRONG], [MBPP, prose]) == [0.0, 0.0]
+    assert reward.counts["sandbox_errors"] == 2
+    assert "bubblewrap is gone" in capsys.readouterr().err
 
 
 def test_bleu_is_sacrebleus_sentence_score() -> None:

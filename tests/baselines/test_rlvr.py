@@ -125,6 +125,9 @@ def test_prompts_are_the_training_documents_of_the_same_split(
     recipe.training.max_prompt_tokens = 3  # type: ignore[attr-defined]
     with pytest.raises(DataError, match="none of the 29 documents can be used: prompts longer than max_prompt_"):
         rlvr.load_questions(recipe, train_set.index, reward, tokenizer)
+    recipe.data.prompt_column = "question"
+    with pytest.raises(DataError, match="row 1 has no prompt in a column 'question' or 'messages', which rlvr needs"):
+        rlvr.load_questions(recipe, train_set.index, reward, tokenizer)
 
 
 def test_messages_become_conversations(tiny: Path, tmp_path: Path, capsys: Any) -> None:

@@ -15,6 +15,7 @@ from ebft.baselines import sft
 from ebft.config.recipe import load_recipe
 from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore
 from ebft.data.row_format import encode
+from ebft.errors import DataError
 from ebft.train import sequences as loading
 from ebft.train.sequences import Loaded
 from tests.baselines.runs import metrics_of, results_of, run, write_recipe, write_rows
@@ -54,6 +55,11 @@ FORMATS = (
     {"text": "All of this counts."},
     {"messages": [{"role": role, "content": content} for role, content in TURNS]},
 )
+
+
+def test_answers_beyond_reach_are_an_error() -> None:
+    with pytest.raises(DataError, match="no answer lies within the first max_length tokens"):
+        sft.token_rows(sequences([FORMATS[0]], length=4), answer_only=True)
 
 
 class TestMasks:

@@ -57,6 +57,7 @@ ENDS = [
     (FileNotFoundError(2, "No such file", "a.txt"), 1, "a.txt: No such file"),
     (ValueError("a\n\x1b[2J"), 2, "a \\x1b[2J"),
     (torch.OutOfMemoryError("CUDA out of memory"), 1, "CUDA out of memory"),
+    (ImportError("vLLM is not installed"), 1, "vLLM is not installed"),
 ]
 
 
@@ -68,13 +69,19 @@ def test_errors_become_a_line_and_a_code(
     assert cli.main(["eval"]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"ebft: {words}")
-    assert line.endswith("; the same command resumes from here") != isinstance(error, ValueError | OSError)
+    is_told = line.endswith("; the same command resumes from here")
+    assert is_told != isinstance(error, ValueError | OSError | ImportError)
 
 
 def test_an_error_that_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cli.COMMANDS, "eval", (Mock(side_effect=RuntimeError("something else")), ""))
     with pytest.raises(RuntimeError, match="something else"):
         cli.main(["eval"])
+
+
+def test_a_full_disk_is_named_where_torch_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli._run_failed(RuntimeError("PytorchStreamWriter failed writing file"), tmp_path) == 1
+    assert capsys.readouterr().err == f"ebft: {tmp_path}: the disk is full\n"
 
 
 @pytest.mark.parametrize("launched", [False, True])

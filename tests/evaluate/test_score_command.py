@@ -45,6 +45,23 @@ SAMPLES = [
 OUTCOMES = "results.samples.jsonl"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("score humaneval", "needs --problems FILE, --samples FILE and --output FILE"),
+        ("score .", "holds no results of `ebft eval`; score a file"),
+        ("eval --model m --tasks humaneval --output o --compare .", "is not there, or holds no results of `ebft eval`"),
+        ("generate --prompt hello", "no model: give --model"),
+    ],
+)
+def test_what_is_missing_is_named(
+    arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments.split()) == 2
+    assert words in capsys.readouterr().err
+
+
 class Folder:
     """Problems, samples and results of one command."""
 

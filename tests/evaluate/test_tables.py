@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ebft.config.evaluation import EvalOptions
 from ebft.errors import ConfigError
 from ebft.evaluate import tables
+from ebft.evaluate.tasks import ProblemSet, scored
 from ebft.method.measures import TEMPERATURES, Estimate
+from ebft.problems.problem import Question
 from ebft.runtime.files import write_jsonl
 
 Passed = dict[str, list[list[int]]]  # by set and problem, of each sample
@@ -110,3 +114,24 @@ def test_other_problems_and_other_text_are_not_paired(tmp_path: Path) -> None:
     results = {name: {"tasks": {"calibration": {"text": text, "sequences": 1}}} for name, text in texts.items()}
     found = tables.against_first(results, dict.fromkeys(texts, tmp_path))
     assert [len(of_model) for of_model in found.values()] == [1, 0]
+
+
+def test_languages_are_scored_apart_and_averaged(tmp_path: Path) -> None:
+    """Those that cannot be run here have no metrics and do not count."""
+
+    def problems(language: str, passed: float, skipped: str | None = None) -> ProblemSet:
+        write_jsonl(tmp_path / f"{language}.prompts.jsonl", [{"task_id": "a", "prompt": "p"}])
+        answer = {"task_id": "a", "sample": 0, "completion": "x", "finish": "stop"}
+        write_jsonl(tmp_path / f"{language}.greedy.jsonl", [answer])
+        found = {"metrics": {"pass@1": {"value": passed, "standard_error": 0.3, "count": 1}}}
+        asked = {"raw": [Question("p")]}
+        return ProblemSet(language, ["a"], asked, 8, lambda *_: dict(found), skipped, language)
+
+    options = EvalOptions.from_values({"tasks": ["multipl-e"], "samples": 0, "prompt_style": "raw"})
+    sets = [problems("js", 1.0), problems("cpp", 0.0), problems("rs", 1.0, skipped="no rustc")]
+    found = scored(options, tmp_path, sets)
+    expected = {"value": 0.5, "standard_error": pytest.approx(0.3 * math.sqrt(2) / 2), "count": 2}
+    assert found["metrics"]["greedy_pass@1"] == expected
+    assert found["metrics"]["js greedy_pass@1"]["value"] == 1.0
+    assert (found["problems"], [part["name"] for part in found["parts"]]) == (2, ["js", "cpp", "rs"])
+    assert found["notes"] == ["rs is skipped: no rustc"]
