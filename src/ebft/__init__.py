@@ -4,6 +4,7 @@ The public names below are imported when they are first used, so that `import eb
 """
 
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from ebft.version import __version__ as __version__
 # torch reads both when it is imported. Its threads spin only briefly while they wait for each other: on a CPU that does
 # something else as well, the default is ten times slower. And rollouts differ in size from step to step, which in
 # segments of fixed size leaves a third of a GPU's memory unusable.
+TORCH_WAS_FIRST = "torch" in sys.modules and "GOMP_SPINCOUNT" not in os.environ
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 

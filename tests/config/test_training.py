@@ -26,6 +26,7 @@ def train(**settings: Any) -> EBFTConfig:
     ("made", "settings", "words"),
     [
         (MethodConfig, {"whitening": "bth"}, "whitening='bth' is not one of none, .*; did you mean 'both'"),
+        (MethodConfig, {"context_length": 5}, "does not fit in context_length=5; use a longer context"),
         (MethodConfig, {"samples": 1}, "samples=1 leaves no unbiased feature-matching loss"),
         (MethodConfig, {"short_truths": True}, "short_truths=true needs document_masks=true"),
         (MethodConfig, {"feature_model": "m", "feature_source": "random"}, "exclude each other"),

@@ -9,6 +9,7 @@ import torch
 from ebft import EBFTTrainer
 from ebft.data import packing
 from ebft.errors import TrainingDiverged
+from ebft.train import measured
 from tests.train.small_runs import config, counting_text, small_model, weights
 
 
@@ -121,3 +122,11 @@ def test_divergence_stops_the_run_before_its_step_with_what_to_try(tmp_path: Pat
         trainer.train()
     with pytest.raises(TrainingDiverged, match="at step 1, beyond max_reward=1e-06"):
         EBFTTrainer(small_model(), config(tmp_path, max_reward=1e-6), counting_text()).train()
+
+
+def test_torch_that_was_imported_first_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """Its threads then wait as they like."""
+    for was_first in (False, True):
+        monkeypatch.setattr(measured, "TORCH_WAS_FIRST", was_first)
+        EBFTTrainer(small_model(), config(tmp_path), counting_text(8))
+        assert ("import ebft first" in caplog.text) == was_first

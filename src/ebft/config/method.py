@@ -61,7 +61,8 @@ class MethodConfig:
         check(self)
         strided, longest = self.anchors == "strided", self.context_length - self.stride
         if strided and self.horizon > longest:
-            fits = f"does not fit in context_length={self.context_length}; use horizon<={longest}, or a longer context"
+            way_out = f"use horizon<={longest}, or a longer context" if longest > 0 else "use a longer context"
+            fits = f"does not fit in context_length={self.context_length}; {way_out}"
             raise ConfigError(f"horizon={self.horizon} with stride={self.stride} {fits}")
         if self.short_truths and not (self.document_masks and strided):
             raise ConfigError("short_truths=true needs document_masks=true and anchors=strided")

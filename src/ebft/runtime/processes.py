@@ -52,7 +52,7 @@ def start(config: TrainingArguments) -> None:
     if on_cpu and config.world_size > 1 and "MASTER_ADDR" in os.environ and not dist.is_initialized():
         dist.init_process_group(config.ddp_backend or "gloo", timeout=timedelta(seconds=config.ddp_timeout))
     if missing := {*(config.report_to or ())} - {*get_available_reporting_integrations()}:
-        raise ConfigError(f"report_to={min(missing)!r} is not known or not installed")
+        raise ConfigError(f"report_to={min(missing)!r} is not known or not installed (pip install {min(missing)})")
     _ = config.device  # set up here, once: it resets what accelerate knows
     if (gpus := config.n_gpu) > 1:  # transformers would use torch's DataParallel
         ways_out = f"start one process per GPU (--launch {gpus}), or show it only one (CUDA_VISIBLE_DEVICES=0)"

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
-from ebft import validation
+from ebft import TORCH_WAS_FIRST, validation
 from ebft.config.training import EBFTConfig
 from ebft.data.packing import SequenceDataset, evaluation_loader
 from ebft.errors import ConfigError, TrainingDiverged
@@ -85,6 +85,8 @@ class Measured(Trainer, TrainerCallback):
             # An evaluation before training would otherwise open the log in the working directory.
             if isinstance(callback, TensorBoardCallback) and callback.logging_dir is None:
                 callback.logging_dir = f"{self.args.output_dir}/runs"
+        if TORCH_WAS_FIRST and self.args.device.type == "cpu":
+            warn("torch was imported before ebft: on a busy CPU this may be ten times slower; import ebft first")
         self.results: Results = {"method": self.method}
         if self.held_out is not None and self.features is not None:
             # What the numbers of `evaluate` depend on, beside the model. The name is an old one.
