@@ -9,6 +9,7 @@ from functools import cache, partial
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     BloomConfig,
     GptOssConfig,
@@ -20,6 +21,7 @@ from transformers import (
 from ebft.method.layout import StridedLayout
 from ebft.model import backbone
 from ebft.model.backbone import compile_layers, decoder_of, idle_parameters, packed_hidden_states, prepare_model
+from ebft.model.backbone import output_head as head_of
 from ebft.model.rollout import _generate
 from tests.model.batches import LAYOUT, some_loss, some_packed
 from tests.models import MIXTURES, SIZES, tiny_model
@@ -106,3 +108,22 @@ def test_idle_parameters_are_those_of_the_other_experts(family: str) -> None:
     number = max((part.num_experts for part in held), default=2)
     assert bool(experts) == (family in MIXTURES)
     assert idle_parameters(model, model.config) == experts * (number - 2) / number
+
+
+@pytest.mark.parametrize(
+    ("family", "own"),
+    [
+        ("granite", {"logits_scaling": 3.0}),
+        ("cohere", {"logit_scale": 0.5}),
+        ("gemma2", {"final_logit_softcapping": 0.1}),
+    ],
+)
+def test_the_head_scales_and_caps_as_the_model_does(family: str, own: dict[str, float]) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 24, "pad_token_id": 0}
+    model = from_config(AutoConfig.for_model(family, **sizes, **{setting: value})).eval()
+    ids, head = torch.arange(1, 9)[None], head_of(model)
+    logits = decoder_of(model)(ids).last_hidden_state @ head.weight.T * head.scale
+    logits = logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)
+    torch.testing.assert_close(logits, model(ids).logits)
