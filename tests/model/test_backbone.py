@@ -111,14 +111,10 @@ def test_idle_parameters_are_those_of_the_other_experts(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "own"),
-    [
-        ("granite", {"logits_scaling": 3.0}),
-        ("cohere", {"logit_scale": 0.5}),
-        ("gemma2", {"final_logit_softcapping": 0.1}),
-    ],
+    ("family", "setting", "value"),
+    [("granite", "logits_scaling", 3.0), ("cohere", "logit_scale", 0.5), ("gemma2", "final_logit_softcapping", 0.1)],
 )
-def test_the_head_scales_and_caps_as_the_model_does(family: str, own: dict[str, float]) -> None:
+def test_the_head_scales_and_caps_as_the_model_does(family: str, setting: str, value: float) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 24, "pad_token_id": 0}
