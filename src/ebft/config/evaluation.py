@@ -114,7 +114,7 @@ class EvalOptions:
     def from_values(cls, values: Values) -> EvalOptions:
         """From the text of flags or from a recipe, by the names of the flags."""
         if values.get("like"):
-            values = {**as_the_run_validated(values["like"], values.get("calibration_data")), **values}
+            values = {**as_the_run_validated(str(values["like"]), values.get("calibration_data")), **values}
         kinds = {name: types_of(owner)[f.name] for name, f, owner in options()}
         given: dict[type, Values] = {EvalOptions: {}, MethodConfig: {}, DataConfig: {}}
         for name, value in values.items():

@@ -14,6 +14,7 @@ ends with the tokenizer's end token, which counts as part of the answer, so that
 from __future__ import annotations
 
 import string
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +76,9 @@ class RowFormat:
         else:
             needed = f"{self.text!r}, {self.prompt!r} and {self.completion!r}, or {self.messages!r}"
             needed = f"{self.completion!r} beside its prompt_template" if template else needed
-            way_out = "name yours with text_column, prompt_column, completion_column or messages_column"
-            raise DataError(f"a row needs {needed}; it has {_names(row)}; {way_out}, or set prompt_template")
+            way_out = "name yours with text_column, prompt_column, completion_column or messages_column, or set "
+            way_out += "prompt_template; in Python: dataset.rename_column('question', 'prompt')"
+            raise DataError(f"a row needs {needed}; it has {_names(row)}; {way_out}")
         for kind in ("text", "prompt", "completion", "messages"):
             name = getattr(self, kind)
             if name != kind and name in row and name not in read:  # the user has named it, and means it
@@ -86,6 +88,9 @@ class RowFormat:
 
     def _named(self, row: Row) -> Row:
         """The row, with Alpaca's and ShareGPT's columns also under the names that they are read by."""
+        if not isinstance(row, Mapping):
+            ways_out = "[{'text': text}, ...], load_dataset('json', data_files=path)['train'], or one split of several"
+            raise DataError(f"a row must be a mapping of columns, not {row!r:.40}; give {ways_out}")
         found = dict(row)
         if "conversations" in row and self.messages == "messages":
             found.setdefault("messages", row["conversations"])

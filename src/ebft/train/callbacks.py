@@ -101,11 +101,12 @@ class Progress(Callback):
 
     def on_log(self, *_: object, logs: Any = None, **__: object) -> None:
         found = {short: logs[name] for name, short in self.trainer.shown.items() if name in logs}
-        if "eval_cfm" in logs:
-            evaluated = {k.removeprefix("eval_"): v for k, v in logs.items() if k.startswith("eval_")}
-            found |= {k: v for k, v in evaluated.items() if not k.endswith(("_se", "runtime"))}
+        validated = {k[5:]: v for k, v in logs.items() if k.startswith("eval_") and "eval_cfm" in logs}
+        # The reward says what the proxy says.
+        found |= {k: v for k, v in validated.items() if not k.endswith(("_se", "runtime", "reward"))}
         if found and processes.rank() == 0:
-            logger.info(f"step {self.step}: " + ", ".join(f"{k} {float(v):.4g}" for k, v in found.items()))
+            where = f"step {self.step:>{len(str(self.trainer.state.max_steps))}}{', validation' * bool(validated)}: "
+            logger.info(where + ", ".join(f"{k} {float(v):.4g}" for k, v in found.items()))
 
 
 class Preemption(Callback):
