@@ -106,9 +106,7 @@ def test_a_dry_run_counts_steps_as_trl_does(tiny: Path, sums: Path, tmp_path: Pa
     assert results_of(tmp_path / "out")["steps"] == 14
 
 
-def test_prompts_are_the_training_documents_of_the_same_split(
-    tiny: Path, sums: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_prompts_are_the_training_documents_of_the_same_split(tiny: Path, sums: Path, tmp_path: Path) -> None:
     file = write_recipe(tmp_path, tiny, sums, rewards="bleu", max_prompt_tokens=4)
     recipe = load_recipe(file, {"output_dir": str(tmp_path / "out")}, "rlvr")
     tokenizer = load_tokenizer(recipe)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
+from tools.commands_page import commands
 from torch.distributed import DistNetworkError
 
 from ebft import __version__, cli
@@ -44,10 +46,10 @@ def test_answered_without_heavy_imports(name: str, ended: dict[str, Ended]) -> N
     assert [line.startswith("ebft: ") for line in lines] == ([True] if code and name != "no command" else [])
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_with_it_the_page_of_commands_name_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert (cli.main(["--help"]), cli.main(["--version"])) == (0, 0)
     text = capsys.readouterr().out
-    assert all(f"\n  ebft {name} " in text for name in cli.COMMANDS)
+    assert {command.split()[0] for command in commands(text)} == cli.COMMANDS.keys()
     assert text.endswith(f"\n{__version__}\n")
 
 
@@ -62,9 +64,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("error", "code", "words"), ENDS, ids=lambda value: type(value).__name__)
-def test_errors_become_a_line_and_a_code(
-    error: BaseException, code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_lines_and_codes(error: BaseException, code: int, words: str, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setitem(cli.COMMANDS, "eval", (Mock(side_effect=error), ""))
     assert cli.main(["eval"]) == code
     (line,) = capsys.readouterr().err.splitlines()
@@ -85,9 +85,7 @@ def test_a_full_disk_is_named_where_torch_does_not(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("launched", [False, True])
-def test_who_says_that_another_process_died(
-    launched: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_says_that_another_process_died(launched: bool, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """The launcher ends the others with a signal, which may come before they notice, and says why itself."""
     stopped = Preempted("SIGTERM")
     stopped.__cause__ = DistNetworkError("no answer")

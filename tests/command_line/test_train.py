@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import shutil
@@ -56,13 +55,11 @@ def finished(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished
 
 
 class TestDryRun:
-    def test_it_prints_the_plan_and_an_example_and_writes_nothing(
-        self, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_it_shows_and_writes_nothing(self, recipe: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+        """The plan and an example."""
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-        dry_run = ["train", "--config", str(recipe), "--use_cpu", "false", "--dry-run"]
-        assert cli.main(dry_run) == 0, "no output folder is needed"
+        assert cli.main(["train", "--config", str(recipe), "--use_cpu", "false", "--dry-run"]) == 0  # to no folder
         text, notes = capsys.readouterr()
         assert "no GPU was found: computing on the CPU, where 3 steps take at least" in notes
         plan = dict(line.split("  ", 1) for line in text.split("\n\n")[0].splitlines())
@@ -119,18 +116,13 @@ class TestRun:
         assert args.hub_token == SECRET, "pushing needs it"
         assert SECRET.encode() not in pickle.dumps(args)
 
-    def test_resume_of_a_finished_run_changes_neither_weights_nor_results(
-        self, finished: Finished, tmp_path: Path
-    ) -> None:
-        output = tmp_path / "copy"
-        shutil.copytree(finished.output, output)
-        before = contents(output)
+    def test_resume_of_a_finished_run_changes_no_weights_or_results(self, finished: Finished, tmp_path: Path) -> None:
+        output = shutil.copytree(finished.output, tmp_path / "copy")
         assert cli.main([*finished.arguments, "--output_dir", str(output), "--resume"]) == 0
-        after = contents(output)
-        results = [json.loads(files["results.json"]) for files in (before, after)]
-        assert after["final/model.safetensors"] == before["final/model.safetensors"]
-        assert results[0]["before"] == results[1]["before"]
-        assert results[0]["after"]["eval_cfm"] == results[1]["after"]["eval_cfm"]
+        weights = [(place / "final" / "model.safetensors").read_bytes() for place in (finished.output, output)]
+        assert weights[0] == weights[1]
+        before, after = results_of(finished.output), results_of(output)
+        assert (before["before"], before["after"]["eval_cfm"]) == (after["before"], after["after"]["eval_cfm"])
         steps = [entry["step"] for entry in metrics_of(output)]
         assert steps == sorted(steps)
 
@@ -155,11 +147,7 @@ def rows(text: str) -> Callable[[Path, Path], None]:
         (None, "train --feature_layers 99", "layer numbers up to 2"),
         (None, "train --answer_only --horizon 40 --stride 1", "the longest answer has "),
         (rows('{"question": "a", "answer": "b"}\n'), "train --dataset {}.jsonl", "it has 'question', 'answer'"),
-        (
-            rows('{"text": "ab"}\n' * 20),
-            "train --dataset {}.jsonl --document_masks",
-            "the longest document has 3",
-        ),
+        (rows('{"text": "ab"}\n' * 20), "train --dataset {}.jsonl --document_masks", "the longest document has 3"),
         (cut_off, "train --model {}", "made' cannot be loaded: "),
         *(
             pytest.param(None, arguments, words, marks=needs_trl)

@@ -128,7 +128,7 @@ def test_stopped_and_started_again(run: Run, tmp_path: Path, monkeypatch: Any) -
         assert metrics(results) == metrics(whole)
 
 
-def test_generated_needs_no_model_and_other_is_refused(
+def test_generated_is_kept_and_other_refused(
     run: Run, model: Path, tmp_path: Path, monkeypatch: Any, capfd: Any
 ) -> None:
     copied, out = (shutil.copytree(model, tmp_path / "model"),), tmp_path / "out"
@@ -150,9 +150,7 @@ def test_generated_needs_no_model_and_other_is_refused(
     assert results["tasks"]["translation"]["metrics"] != both["tasks"]["translation"]["metrics"]
 
 
-def test_models_share_a_table_a_plot_and_a_space(
-    run: Run, model: Path, other_model: Path, tmp_path: Path, capfd: Any
-) -> None:
+def test_models_share_a_table_and_a_space(run: Run, model: Path, other_model: Path, tmp_path: Path, capfd: Any) -> None:
     run(tmp_path / "out", "calibration", models=(model, other_model))
     assert f"features are those of {model}" in capfd.readouterr().err
     folders = [tmp_path / "out" / name for name in ("tiny", "other")]
@@ -176,27 +174,21 @@ TASK |= {"task_id": "Test/{0}", "test": "def check(f):\n    assert f(1) == 1 + {
 PROBLEMS = [{name: text.format(n) for name, text in TASK.items()} for n in range(3)]
 
 
-@pytest.fixture
-def answering(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A generator that knows some of the answers, in place of a model that knows none."""
-    asked: list[Any] = []
+@needs_sandbox
+def test_generated_without_a_sandbox_and_scored_without_a_model(
+    run: Run, model: Path, other_model: Path, tmp_path: Path, monkeypatch: Any, capfd: Any
+) -> None:
+    """By a generator that knows some of the answers, in place of a model that knows none."""
+    answering: list[Any] = []
 
     def stream(self: Any, prompts: Any, settings: Any, wanted: Any, keys: Any) -> Iterator[list[Any]]:
-        asked.append((list(prompts), settings))
+        answering.append((list(prompts), settings))
         for place, sample in wanted:
-            greedy = settings.temperature == 0 or sample == GREEDY
-            right = greedy or (place, sample) in [(0, 0), (0, 1), (1, 3)]
+            right = sample == GREEDY or (place, sample) in [(0, 0), (0, 1), (1, 3)]
             text = PROBLEMS[place]["canonical_solution"] if right else "    return None\n"
             yield [(place, sample, Completion(text, "stop", 5))]
 
     monkeypatch.setattr(TransformersGenerator, "stream", stream)
-    return asked
-
-
-@needs_sandbox
-def test_generated_without_a_sandbox_and_scored_without_a_model(
-    run: Run, model: Path, other_model: Path, answering: list[Any], tmp_path: Path, capfd: Any
-) -> None:
     problems = Path(write(tmp_path / "problems.jsonl", PROBLEMS))
     arguments, folder, models = ("humaneval", "--samples", 4, "--humaneval"), tmp_path / "later", (other_model, model)
     with pytest.MonkeyPatch.context() as patched:
@@ -242,14 +234,24 @@ def test_generated_without_a_sandbox_and_scored_without_a_model(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "no tasks: give --tasks"),
-        ("--tasks calibration", "the task calibration needs --calibration-data"),
-        ("--tasks humaneval --humaneval gone.jsonl", "gone.jsonl: no such file"),
-        ("--tasks humaneval --model ./nowhere", "nowhere': no such folder"),
+        ("eval --model {}", "no tasks: give --tasks"),
+        ("eval --model {} --tasks calibration", "the task calibration needs --calibration-data"),
+        ("eval --model {} --tasks humaneval --humaneval gone.jsonl", "gone.jsonl: no such file"),
+        ("eval --model {} --tasks humaneval --model ./nowhere", "nowhere': no such folder"),
+        ("eval --model m --tasks humaneval --compare .", "is not there, or holds no results of `ebft eval`"),
+        ("score humaneval", "needs --problems FILE, --samples FILE and --output FILE"),
+        ("score .", "holds no results of `ebft eval`; score a file"),
+        ("generate --prompt hello", "no model: give --model"),
+        ("generate --model {}", "--output and --samples need prompts"),
+        ("generate --model {} --file pairs.jsonl", "no prompts; rows need 'prompt' or 'messages'"),
     ],
 )
-def test_bad_input_makes_no_folder(arguments: str, message: str, model: Path, tmp_path: Path, capfd: Any) -> None:
-    assert cli.main(f"eval --model {model} {arguments} --output {tmp_path / 'out'}".split()) == 2
+def test_bad_input_makes_no_folder(
+    arguments: str, message: str, model: Path, tmp_path: Path, monkeypatch: Any, capfd: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "pairs.jsonl", PAIRS)
+    assert cli.main([*arguments.format(model).split(), "--output", "out"]) == 2
     printed = capfd.readouterr()
     assert (printed.err.count("\n"), printed.out) == (1, "")
     assert message in printed.err

@@ -135,13 +135,3 @@ def test_a_chat_shows_tokens_as_they_come(model: Path, monkeypatch: pytest.Monke
     [[expected]] = texts_of(model, ["hi"], max_new_tokens=20, prompt_style="chat")
     assert cli.printable(expected) + "\n" in capsys.readouterr().out
     assert len(early) > 10, "not token after token"
-
-
-def test_what_cannot_be(base_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"text": "no prompt"}\n')
-    for arguments, words in (
-        (["--output", "o"], "--output and --samples need prompts"),
-        (["--file", tmp_path / "rows.jsonl"], "no prompts; rows need 'prompt' or 'messages'"),
-    ):
-        assert generate(base_model, *arguments) == 2
-        assert words in capsys.readouterr().err

@@ -45,47 +45,20 @@ SAMPLES = [
 OUTCOMES = "results.samples.jsonl"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("score humaneval", "needs --problems FILE, --samples FILE and --output FILE"),
-        ("score .", "holds no results of `ebft eval`; score a file"),
-        ("eval --model m --tasks humaneval --output o --compare .", "is not there, or holds no results of `ebft eval`"),
-        ("generate --prompt hello", "no model: give --model"),
-    ],
-)
-def test_what_is_missing_is_named(
-    arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None, capsys: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(arguments.split()) == 2
-    assert words in capsys.readouterr().err
+def run(folder: Path, task: str, problems: list[Any], samples: list[Any], *more: str) -> int:
+    files = ["--problems", write(folder / "problems.jsonl", problems)]
+    files += ["--samples", write(folder / "samples.jsonl", samples), "--output", str(folder / "results.json")]
+    return cli.main(["score", task, *files, *more])
 
 
-class Folder:
-    """Problems, samples and results of one command."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.output = path, path / "results.json"
-
-    def run(self, task: str, problems: list[Any], samples: list[Any], *more: str) -> int:
-        files = ["--problems", write(self.path / "problems.jsonl", problems)]
-        files += ["--samples", write(self.path / "samples.jsonl", samples), "--output", str(self.output)]
-        return cli.main(["score", task, *files, *more])
-
-    def scored(self, *arguments: Any) -> dict[str, Any]:
-        assert self.run(*arguments) == 0
-        return json.loads(self.output.read_text())
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    return Folder(tmp_path)
+def scored(folder: Path, *arguments: Any) -> dict[str, Any]:
+    assert run(folder, *arguments) == 0
+    return json.loads((folder / "results.json").read_text())
 
 
 @needs_sandbox
-def test_results(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    results = folder.scored("humaneval", [ADD, NEGATE], SAMPLES, "--timeout", "3", "--k", "1,2,3,4")
+def test_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = scored(tmp_path, "humaneval", [ADD, NEGATE], SAMPLES, "--timeout", "3", "--k", "1,2,3,4")
     # Own/0 has 1 of 3, Own/1 2 of 3: pass@2 is the mean of 1 - 1/3 and 1.
     expected = {"value": pytest.approx(0.5), "standard_error": pytest.approx(1 / 6), "count": 2}
     assert results["metrics"]["pass@1"] == expected
@@ -95,7 +68,7 @@ def test_results(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     assert results["metrics"]["cut"]["value"] == pytest.approx(1 / 6)
     assert results["statuses"] == {"passed": 3, "failed": 2, "timeout": 1, "error": 0}
     assert (results["settings"]["seconds"], results["versions"]["sandbox"]) == (3.0, "bubblewrap")
-    outcomes = read_jsonl(folder.path / OUTCOMES)
+    outcomes = read_jsonl(tmp_path / OUTCOMES)
     of = [("Own/0", 0), ("Own/0", 1), ("Own/1", 0), ("Own/0", 2), ("Own/1", 1), ("Own/1", 2)]
     statuses = ["passed", "failed", "passed", "failed", "timeout", "passed"]
     assert [(row["task_id"], row["sample"]) for row in outcomes] == of
@@ -106,28 +79,28 @@ def test_results(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @needs_sandbox
-def test_mbpp_ids(folder: Folder) -> None:
+def test_mbpp_ids(tmp_path: Path) -> None:
     code = "def add(a, b):\n    return a + b"
     row = {"task_id": 11, "text": "Add.", "code": code, "test_list": ["assert add(1, 2) == 3"]}
     rows = [sample(name, code) for name in (11, "11", "MBPP/11")]
     rows.append({"name": "11", "completion": "def add(a, b):\n    return 4"})
-    assert folder.scored("mbpp", [row], rows)["pass@1"] == pytest.approx(0.75)
+    assert scored(tmp_path, "mbpp", [row], rows)["pass@1"] == pytest.approx(0.75)
 
 
 @needs_sandbox
 @needs_language("js")
-def test_a_language_of_several_and_a_missing_one(folder: Folder, monkeypatch: Any, capsys: Any) -> None:
+def test_a_language_of_several_and_a_missing_one(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     names = [{"language": language, "name": "mean"} for language in ("js", "php")]
     problems = [{**n, "prompt": prompt_of(*n.values()), "tests": checks_of(*n.values())} for n in names]
     samples = [{**n, "completion": ANSWERS[n["language"]][n["name"]][0]} for n in names]
-    results = folder.scored("multipl-e", problems, samples, "--language", "JavaScript")
+    results = scored(tmp_path, "multipl-e", problems, samples, "--language", "JavaScript")
     assert (results["counts"]["problems"], results["counts"]["samples"], results["pass@1"]) == (1, 1, 1.0)
     monkeypatch.setattr(Language, "missing", lambda self: "no php here")
     for arguments, said in (
         ([], "has several languages; choose one with --language: js, php"),
         (["--language", "php"], "no php here"),
     ):
-        assert folder.run("multipl-e", problems, samples, *arguments) == cli.BAD_INPUT
+        assert run(tmp_path, "multipl-e", problems, samples, *arguments) == cli.BAD_INPUT
         assert said in capsys.readouterr().err
 
 
@@ -141,49 +114,44 @@ PARALLEL = [{"src": pair.source, "ref": pair.references[0]} for pair in PAIRS]
 
 
 @pytest.mark.parametrize(("task", "rows", "message"), BAD)
-def test_bad_input(task: str, rows: list[Any], message: str, folder: Folder, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.chdir(folder.path)
+def test_bad_input(task: str, rows: list[Any], message: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
     task, *more = task.split()
-    assert folder.run(task, PARALLEL if task == "translation" else [ADD], rows, *more) == cli.BAD_INPUT
+    assert run(tmp_path, task, PARALLEL if task == "translation" else [ADD], rows, *more) == cli.BAD_INPUT
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
-    assert sorted(file.name for file in folder.path.iterdir()) == ["problems.jsonl", "samples.jsonl"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["problems.jsonl", "samples.jsonl"]
 
 
-def test_without_a_sandbox_nothing_runs_unless_asked_for(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_sandbox_nothing_runs_unless_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PATH", "/nonexistent")
-        assert folder.run("humaneval", [ADD, NEGATE], SAMPLES) == cli.BAD_INPUT
+        assert run(tmp_path, "humaneval", [ADD, NEGATE], SAMPLES) == cli.BAD_INPUT
     assert "--unsafe-exec" in capsys.readouterr().err
-    assert not list(folder.path.glob("results*"))
-    results = folder.scored("humaneval", [ADD, NEGATE], SAMPLES[:3], "--unsafe-exec")
+    assert not list(tmp_path.glob("results*"))
+    results = scored(tmp_path, "humaneval", [ADD, NEGATE], SAMPLES[:3], "--unsafe-exec")
     assert (results["statuses"]["passed"], results["versions"]["sandbox"]) == (2, "none")
 
 
-def test_translations(folder: Folder) -> None:
+def test_translations(tmp_path: Path) -> None:
     """Without ids, sentences go by row."""
     rows = [{"name": p.key, "completion": guess} for p, guess in zip(PAIRS, GUESSES, strict=True)][::-1]
-    found = folder.scored("translation", PARALLEL, rows)
+    found = scored(tmp_path, "translation", PARALLEL, rows)
     assert found["metrics"].keys() == {"bleu", "chrf", "sentence_bleu", "sentence_chrf", "empty", "cut"}
-    sentences = read_jsonl(folder.path / OUTCOMES)
+    sentences = read_jsonl(tmp_path / OUTCOMES)
     assert [row["task_id"] for row in sentences] == ["1", "2", "3", "4"]
     assert sentences[0]["sentence_bleu"] == pytest.approx(100)
-
-
-PROBLEMS = {name: humaneval_problem(Record("own", {**ADD, "task_id": name})) for name in ("a", "b", "c")}
 
 
 def row(task_id: str, sample: int, completion: str) -> dict[str, Any]:
     return {"task_id": task_id, "sample": sample, "completion": completion, "finish": "end"}
 
 
-ROWS = [row(name, number, f"{place}{number}") for place, name in enumerate("ab") for number in range(2)]
-
-
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """In place of the sandbox: "00" and "11" pass, "10" is an error of the harness; what was run, in order."""
+    """In place of the sandbox: "00" and "11" pass, "10" is an error of the harness, the others fail, each with its own
+    text as message; what was run, in order."""
     answers: list[str] = []
 
     def run_many(attempts: Any, *rest: Any) -> Any:
@@ -197,35 +165,33 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_outcomes_are_kept_but_errors_are_tried_again(ran: list[str], tmp_path: Path) -> None:
-    file = tmp_path / "o.jsonl"
+    file, names = tmp_path / "o.jsonl", ("a", "b", "c")
+    problems = {name: humaneval_problem(Record("own", {**ADD, "task_id": name})) for name in names}
+    rows = [row(name, number, f"{place}{number}") for place, name in enumerate("ab") for number in range(2)]
 
-    def scored(rows: list[Any], **limits: Any) -> dict[str, Any]:
+    def rescored(rows: list[Any], **limits: Any) -> dict[str, Any]:
         ran.clear()
-        return score_programs(PROBLEMS, rows, Sandbox(limits=Limits(**limits)), file)
+        return score_programs(problems, rows, Sandbox(limits=Limits(**limits)), file)
 
-    first = scored(ROWS)
+    first = rescored(rows)
     assert first["counts"] == {"problems": 3, "problems_scored": 2, "samples": 4}
     assert first["statuses"] == {"passed": 2, "failed": 1, "timeout": 0, "error": 1}
     assert [note.split()[0:3] for note in first["notes"]] == [["1", "of", "3"], ["1", "samples", "ended"]]
-    assert scored(ROWS)["metrics"] == first["metrics"]
+    assert rescored(rows)["metrics"] == first["metrics"]
     assert ran == ["10"]
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:2]) + '{"key": "')  # a killed run's
-    scored([ROWS[0], row("a", 1, "another"), *ROWS[2:]])
+    rescored([rows[0], row("a", 1, "another"), *rows[2:]])
     assert ran == ["another", "10", "11"]
-    scored(ROWS, seconds=3)
+    rescored(rows, seconds=3)
     assert len(ran) == 4, "other limits, other outcomes"
-    found = scored([row("a", sample, "equal") for sample in range(3)])
+    found = rescored([row("a", sample, "equal") for sample in range(3)])
     assert (ran, found["counts"]["samples"], len(file.read_text().splitlines())) == (["equal"], 3, 3)
 
 
-def test_a_language_of_which_nothing_compiles_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def run_many(attempts: Any, *rest: Any) -> Any:
-        for one in attempts:
-            yield one, Outcome("failed", "exit code 1" if one.answer == "runs" else "does not compile: no")
-
-    monkeypatch.setattr(scoring, "run_many", run_many)
-    for answers, named in ((["a", "b"], True), (["a", "runs"], False), (["a"], False)):
-        rows = [row("own", number, answer) for number, answer in enumerate(answers)]
+def test_a_language_of_which_nothing_compiles_is_named(ran: list[str], tmp_path: Path) -> None:
+    a, b = "does not compile: a", "does not compile: b"
+    for messages, named in (([a, b], True), ([a, "exit code 1"], False), ([a], False)):
+        rows = [row("own", number, message) for number, message in enumerate(messages)]
         found = score_programs({"own": own_problem("rs")}, rows, Sandbox(unsafe=True), tmp_path / "o.jsonl")
         assert any("no answer in rs compiles" in note for note in found["notes"]) == named
 

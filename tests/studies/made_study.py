@@ -59,16 +59,12 @@ def _model(folder: Path, name: str, seed: int | None, level: float, kind: str = 
     place = name if seed is None else f"{name},seed={seed}"
     draw = random.Random(place)
     if seed is not None:
-        _make_trained(folder / "runs" / place, level, kind, draw)
+        run = make_run(folder / "runs" / place, [level / 2 + n / 4 + draw.gauss(0, 0.01) for n in (2, 1, 0)], kind)
+        # gamma is EBFT's
+        settings = {"learning_rate": level, "gamma": level, "context_length": 64, "output_dir": str(run)}
+        (run / "resolved.json").write_text(json.dumps(settings))
     _make_evaluation(folder / "evaluations" / place, level, draw)
     return {"seed": seed, "run": seed if seed is None else f"runs/{place}", "evaluation": f"evaluations/{place}"}
-
-
-def _make_trained(run: Path, level: float, kind: str, draw: random.Random) -> None:
-    values = [level / 2 + (2 - place) / 4 + draw.gauss(0, 0.01) for place in range(3)]
-    make_run(run, values, kind)
-    settings = {"learning_rate": level, "gamma": level, "context_length": 64, "output_dir": str(run)}  # gamma is EBFT's
-    (run / "resolved.json").write_text(json.dumps(settings))
 
 
 def _make_evaluation(folder: Path, level: float, draw: random.Random) -> None:

@@ -101,9 +101,7 @@ def test_bad_input_is_one_line(capsys: Any, runs: list[str], tmp_path: Path) -> 
 
 
 @pytest.mark.pictures
-def test_a_picture_and_a_page(
-    runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_picture_and_a_page(runs: list[str], tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["compare", *runs, "--x", "flops", "--name", "a <b>", "--name", "c"]) == 0
     printed = capsys.readouterr().out

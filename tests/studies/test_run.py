@@ -25,6 +25,7 @@ from ebft.runtime.files import locked
 from ebft.studies import figures, launchers
 from ebft.studies.study import Job, Plan, read_study
 from tests.baselines.runs import SETTINGS as REAL
+from tests.sandbox.sandboxed import wait_for
 from tests.studies.conftest import attempts, run, sweep, write_study
 
 pytestmark = pytest.mark.usefixtures("offline")
@@ -130,15 +131,9 @@ def test_inputs_are_looked_at_before_anything_starts(tiny: Path, sums: Path, tmp
         assert not (tmp_path / "out").exists()
 
 
-def wait_for(*files: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not all(file.exists() for file in files) and time.monotonic() < deadline:
-        time.sleep(0.1)
-
-
 @pytest.mark.usefixtures("stub")
 def test_a_sweep_has_one_point_at_a_time_on_each_gpu(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    recipe: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -165,7 +160,7 @@ def test_ctrl_c_stops_the_points_and_says_how_to_resume(recipe: Path, tmp_path: 
     runs = [tmp_path / "out" / f"run_name=wait,learning_rate={rate}" for rate in (1, 2)]
 
     def stop() -> None:
-        wait_for(*(point / "attempts.jsonl" for point in runs))
+        wait_for(lambda: all((point / "attempts.jsonl").exists() for point in runs), 60)
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -221,7 +216,7 @@ def test_an_array_job_runs_what_is_left(recipe: Path, tmp_path: Path, cluster: P
     assert sweep(recipe, *SLURM, "--set", "run_name=wait", "--dry-run") == 0
     variables = {**os.environ, "SLURM_ARRAY_JOB_ID": "4711", "SLURM_ARRAY_TASK_ID": "0"}
     with subprocess.Popen(["bash", str(file)], env=variables, start_new_session=True) as process:
-        wait_for(tmp_path / "out" / "run_name=wait" / "attempts.jsonl")
+        wait_for((tmp_path / "out" / "run_name=wait" / "attempts.jsonl").exists, 60)
         assert not (cluster / "requeued").exists()
         process.send_signal(signal.SIGUSR1)
         assert process.wait(30) == 75, "the run has ended by itself"
@@ -267,9 +262,7 @@ def test_a_study_is_submitted_stage_by_stage(tmp_path: Path, cluster: Path, caps
     assert not later.exists()
 
 
-def test_real_runs_and_their_report(
-    tiny: Path, sums: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_runs_and_their_report(tiny: Path, sums: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     settings = {**REAL, "model": str(tiny), "dataset": [str(sums)], "max_steps": 2, "test_split": 8}
     evaluation = {"sequences": 2, "profile_lengths": [1, 4], "profile_stride": 8, "also_at_temperatures": [0.3]}
     file = write_study(tmp_path, {"ebft": {}}, seeds=[0], settings=settings, evaluation=evaluation)

@@ -1,4 +1,5 @@
-"""Problems of HumanEval and MBPP: read from files, put to a model, and run; and the reading of answers."""
+"""Problems of HumanEval, MBPP and MultiPL-E: read from files, put to a model, and run; and the reading of answers.
+Whether right answers in other languages pass: `tests.hard.honest`."""
 
 from __future__ import annotations
 
@@ -12,10 +13,12 @@ import pytest
 from ebft.errors import DataError
 from ebft.problems.answers import fenced_blocks, has_code, python_variants
 from ebft.problems.catalog import load_problems
+from ebft.problems.multipl_e import MOST, multipl_e_problem
 from ebft.problems.problem import Attempt, Record, run_tests
 from ebft.problems.python_problems import humaneval_problem, mbpp_problem
 from tests.problems.rows import HUMANEVAL, MBPP
 from tests.sandbox.attacks.python import ADD, HEAD
+from tests.sandbox.multipl_e import own_problem, prompt_of
 from tests.sandbox.sandboxed import LONG, needs_sandbox, not_passed
 
 
@@ -174,3 +177,70 @@ def test_programs_are_code_and_prose_is_none() -> None:
     for answer in ("What should it do?\nPlease say more.", "```python\n```", "The sum of a and b:\n\n$a+b$"):
         assert not has_code(answer)
         assert not has_code(answer, "cpp")
+
+
+# ---- MultiPL-E -------------------------------------------------------------------------------------------------------
+
+
+def first(language: str, answer: str) -> str:
+    return own_problem(language).interpretations(answer)[0][0]
+
+
+def test_answers_in_other_languages() -> None:
+    head, body = prompt_of("cpp", "join_numbers"), "    return numbers;\n"
+    assert first("cpp", body + "}\n\nint other() {\n}\n") == head + "    return numbers;" + "\n}\n"
+    assert first("cpp", body.rstrip()) == head + body + "\n}\n"
+    assert first("cpp", head + body + "}").count("join_numbers") == 1
+    assert first("cpp", f"```cpp\n{body}}}\n```").startswith(head + "    return numbers;")
+    assert first("cpp", "    return join_numbers(numbers, 1);\n").startswith(head), "a call is not a definition"
+    closed = first("js", f"{body}}}\n```\n\nThis returns a value.\n")
+    assert closed.rstrip() == prompt_of("js", "join_numbers") + body + "}"
+    whole = "long join_numbers(int a) { return a; }\n"
+    assert first("cpp", f"First:\n```bash\nmake\n```\nThen:\n```cpp\n{whole}```").endswith(f"std;\n{whole}")
+    # Stop tokens cut at lines only.
+    inside = "    type pair struct { a int }\n    return nil\n}\n"
+    found = first("go", inside + "\nfunc main() {\n}\n")
+    assert inside in found
+    assert "main()" not in found
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "place"),
+    [
+        ("java", "class A { String s = \"{\"; /* { */ char c = '{'; } // {\npublic class B { static @ } }", "B"),
+        ("java", "class A { static class N {} class C { public static List<Long>\n@ } }", "A.C"),
+        ("java", "import java.util.*;\npublic static ArrayList<Long> @ }", "Problem"),
+        ("cs", "using System;\nnamespace X.Y { namespace Z { struct S {} class A { static long @ } } }", "X.Y.Z.A"),
+        ("cs", "using X;\nusing L = System.Int64;\nstatic long Two() { return 2; }\nstatic L @ }", "Problem"),
+    ],
+)  # fmt: skip
+def test_the_class_around_the_function(language: str, code: str, place: str) -> None:
+    name = {"java": "joinNumbers", "cs": "JoinNumbers"}[language]
+    program, found = own_problem(language)._with_class(code.replace("@", f"{name}(long a) {{"))
+    assert found == place
+    lines = [line.strip() for line in program.split("\n") if line.strip()]
+    imports = [line.startswith(("import ", "using ")) for line in lines]
+    assert imports == sorted(imports, reverse=True), "imports come first"
+
+
+PIECES = (
+    "\n", "x\n", " ", "```\n", "static ", "join_numbers(", "joinNumbers(", "{", "}", "class A ", "=", "public static ",
+    "namespace a {\n", "import a\n", "using a = ", "package ", "class A {", "/*", '"', "\\", "> ", "#!",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("language", ["cpp", "rs", "go", "java", "cs", "js"])
+def test_reading_of_other_languages_takes_linear_time(language: str) -> None:
+    """Twice as long may take twice as long; a quadratic pattern needs minutes for one of these."""
+    for piece in PIECES:
+        for before in ("", "```\n", f"```\nstatic void {own_problem(language).function}("):
+            started = time.process_time()
+            found = own_problem(language).interpretations(before + piece * (20_000 // len(piece)))
+            assert time.process_time() - started < 1, (piece, before)
+            assert len(found) <= MOST
+
+
+def test_problems_that_cannot_be_used() -> None:
+    for prompt, message in ("// nothing\n", "row 3: the prompt does not end with"), ("f() {", "unknown language"):
+        with pytest.raises(DataError, match=message):
+            multipl_e_problem(Record("file: row 3", {"name": "x", "language": "cobol", "prompt": prompt}))
