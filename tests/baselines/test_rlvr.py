@@ -1,8 +1,9 @@
-"""`ebft rlvr`: rewards, what goes wrong with them, and a pass rate that rises."""
+"""`ebft rlvr`: rewards that are checked, what goes wrong with them, and a pass rate that rises."""
 
 from __future__ import annotations
 
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,122 @@ import torch
 
 pytest.importorskip("trl")
 
+from sacrebleu import sentence_bleu
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from ebft.baselines import rlvr
-from ebft.baselines.rewards import make_rewards
+from ebft.baselines import rewards, rlvr
+from ebft.baselines.rewards import as_tests, make_rewards
 from ebft.config.recipe import load_recipe
-from ebft.errors import DataError
+from ebft.config.training import RLVRSettings
+from ebft.errors import ConfigError, DataError, SandboxError
 from ebft.loading import load_tokenizer
+from ebft.runtime.messages import show_messages
 from ebft.train.sequences import load_data
 from tests.baselines.runs import metrics_of, results_of, run, write_recipe, write_rows
 from tests.sandbox.sandboxed import needs_sandbox
 
 pytestmark = pytest.mark.usefixtures("offline")
+
+MBPP: dict[str, Any] = {"prompt": "Double a number.", "completion": "def double(x):\n    return 2 * x\n"}
+MBPP |= {"test_list": ["assert double(2) == 4", "assert double(-1) == -2"]}
+GOOD, WRONG = "def double(x):\n    return x + x\n", "def double(x):\n    return x * x\n"
+
+
+def made(reward: str, **changes: Any) -> Any:
+    settings = RLVRSettings(output_dir="out", use_cpu=True, rewards=[reward], **changes)
+    columns = {name: name for name in ("text", "prompt", "completion", "messages")}
+    return make_rewards(settings, columns, Counter())[0]
+
+
+@needs_sandbox
+def test_all_tests_of_a_problem_must_pass_and_nothing_runs_twice() -> None:
+    reward = made("unit_tests")
+    answers = [GOOD, WRONG, "not a program", GOOD, f"Here it is:\n```python\n{GOOD}```"]
+    assert reward.score(answers, [MBPP] * 5) == [1.0, 0.0, 0.0, 1.0, 1.0]
+    assert (reward.counts["programs"], reward.counts["from_cache"]) == (4, 1)
+    assert reward.score([WRONG, GOOD], [dict(MBPP)] * 2) == [0.0, 1.0]
+    assert (reward.counts["programs"], reward.counts["from_cache"]) == (4, 3)
+    assert reward.counts["raised"] == 0
+    # The same answer to another problem is another matter.
+    square = {**MBPP, "test_list": ["assert double(3) == 9"]}
+    assert reward.score([GOOD, GOOD, WRONG], [MBPP, square, square]) == [1.0, 0.0, 1.0]
+    assert reward.unusable(MBPP, "row 1") is None
+    assert "Name yours with tests_column" in reward.unusable({"prompt": "x"}, "row 2")
+    assert reward.unusable({**MBPP, "test_list": []}, "row 3"), "without tests everything would pass"
+
+
+@needs_sandbox
+def test_an_answer_that_hangs_costs_itself_a_zero() -> None:
+    reward = made("unit_tests", reward_timeout=1.0)
+    hanging = "def double(x):\n    while True:\n        pass\n"
+    assert reward.score([hanging, GOOD, hanging], [MBPP] * 3) == [0.0, 1.0, 0.0]
+    assert (reward.counts["timeouts"], reward.counts["programs"]) == (1, 2)
+
+
+def test_without_a_sandbox_nothing_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match=r"bubblewrap.*unsafe_exec=true"):
+        made("unit_tests")
+
+
+def test_ways_to_write_unit_tests_and_what_makes_no_reward() -> None:
+    assert as_tests('["assert a", " ", "assert b"]') == ["assert a", "assert b"]
+    assert as_tests("['assert a']") == ["assert a"]
+    assert as_tests("assert a\nassert b") == ["assert a\nassert b"]
+    with pytest.raises(DataError, match="unit tests are of the type int"):
+        as_tests(3)
+    for name, words in (
+        ("blue", "is not unit_tests, bleu or module:function; did you mean 'bleu'"),
+        ("no_such_module:f", "cannot be imported: ModuleNotFoundError"),
+        ("math:pi", "is of the type float, not a function"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            made(name)
+
+
+def test_a_sandbox_that_breaks_costs_what_is_left_and_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    show_messages()
+    reward = made("unit_tests", unsafe_exec=True)
+
+    def broken(*_: Any) -> Any:
+        raise SandboxError("bubblewrap is gone")
+        yield
+
+    monkeypatch.setattr(rewards, "run_many", broken)
+    prose = {**MBPP, "completion": "Double it: `2 * x`."}
+    assert reward.score([GOOD, WRONG], [MBPP, prose]) == [0.0, 0.0]
+    assert reward.counts["sandbox_errors"] == 2
+    assert "bubblewrap is gone" in capsys.readouterr().err
+
+
+def test_bleu_is_sacrebleus_sentence_score() -> None:
+    reward, row = made("bleu"), {"completion": "the dog sleeps in the house today"}
+    texts = ["the dog sleeps in the house today", "a dog sleeps in the house", "nothing\nof it", ""]
+    expected = [sentence_bleu(t.replace("\n", " "), [row["completion"]]).score / 100 for t in texts]
+    assert reward.score(texts, [row] * 4) == pytest.approx(expected)
+    assert expected[0] == pytest.approx(1.0)
+    assert 0 < expected[1] < 1
+    assert "set reference_column" in reward.unusable({"completion": " "}, "row 1")
+    assert made("bleu", reference_column="ref").score(["a b c d"], [{"ref": "a b c d"}]) == [pytest.approx(1.0)]
+
+
+def test_a_function_that_raises_costs_that_answer_a_zero(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    show_messages()
+    reward = made("tests.baselines.own_reward:length")
+    assert reward.score(["xyz", "abc", "", "a"], [{"bonus": 1}] * 4) == [4.0, 0.0, 1.0, 0.0]
+    assert reward.counts["raised"] == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no a, please" in line
+    monkeypatch.chdir(tmp_path)  # a module is also found in the folder of the run
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "own_exit.py").write_text("import sys\ndef leave(completion, row):\n    sys.exit(3)\n")
+    assert made("own_exit:leave").score(["a", "b"], [{}] * 2) == [0.0, 0.0]
+    reward = made("tests.baselines.own_reward:nonsense")
+    assert reward.score(["x", "y", "z"], [{}] * 3) == [0.0, 0.0, 2.0]
+    assert reward.counts["raised"] == 2
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
 
 
 TESTED = {"entry_point": "f", "test": "def check(candidate):\n    assert candidate() >= 5\n"}
@@ -60,16 +165,15 @@ def test_the_pass_rate_of_a_toy_task_rises(tiny: Path, tmp_path: Path) -> None:
     assert (output / "samples" / "step-000015.md").read_text().count("\n| `") == 8
 
 
-def test_stopped_anywhere_a_resumed_run_ends_the_same(
-    tiny: Path, sums: Path, tmp_path: Path, own_module: None, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    """In the second epoch, whose order depends on the first; before the first checkpoint, with the results of before on
-    disk: whether they are measured again must not change what is drawn. Rewards that raise are counted on."""
+def test_a_resumed_run_ends_the_same(tiny: Path, sums: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """Stopped in the second epoch, whose order depends on the first; before the first checkpoint, with the results of
+    before on disk: whether they are measured again must not change what is drawn. Rewards that raise are counted on."""
 
     def interrupt(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    changes = {"rewards": "own_reward:length,bleu", "max_new_tokens": 4, "generations": 4, "kl_coefficient": 0.1}
+    changes = {"rewards": "tests.baselines.own_reward:length,bleu", "kl_coefficient": 0.1}
+    changes |= {"max_new_tokens": 4, "generations": 4}
     # An epoch is two steps. Without the column `bonus` every answer raises.
     recipe = write_recipe(tmp_path, tiny, sums, gradient_accumulation_steps=12, eval_steps=9, save_steps=3, **changes)
     whole, stopped, early = (tmp_path / name for name in ("whole", "stopped", "early"))

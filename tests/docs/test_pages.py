@@ -205,11 +205,8 @@ def texts_of_source() -> str:
     found = []
     for file in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
-            if isinstance(node, ast.JoinedStr):
-                parts = (part.value if isinstance(part, ast.Constant) else "\n" for part in node.values)
-                found.append("".join(map(str, parts)))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            found.append("".join(str(part.value) if isinstance(part, ast.Constant) else "\n" for part in parts))
     return "\n".join(found)
 
 

@@ -9,12 +9,8 @@ from typing import Any
 from ebft.problems.translation import Pair
 from tests.sandbox.attacks.python import HEAD
 
-HUMANEVAL = {
-    "task_id": "Own/0",
-    "prompt": HEAD,
-    "entry_point": "add",
-    "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n",
-}
+HUMANEVAL = {"task_id": "Own/0", "prompt": HEAD, "entry_point": "add"}
+HUMANEVAL |= {"test": "def check(candidate):\n    assert candidate(1, 2) == 3\n"}
 MBPP: dict[str, Any] = {
     "task_id": 7,
     "text": "Write a function to find the depth of a tree.",

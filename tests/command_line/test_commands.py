@@ -1,4 +1,5 @@
-"""`ebft train`: what it prints and leaves, and what it refuses in one line before anything is written."""
+"""The command itself: help, names, exit codes, and what it imports before it answers. `ebft train`: what it prints and
+leaves, and what it refuses in one line before anything is written."""
 
 from __future__ import annotations
 
@@ -6,22 +7,105 @@ import io
 import os
 import pickle
 import shutil
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import yaml
+from tools.commands_page import commands
+from torch.distributed import DistNetworkError
 from transformers import AutoModelForCausalLM
 
-from ebft import EBFTConfig, cli
+from ebft import EBFTConfig, __version__, cli
+from ebft.errors import Preempted
+from ebft.runtime import launch
 from tests.baselines.runs import contents, metrics_of, needs_trl, results_of, run, write_recipe
+from tests.imports import Ended, run_commands
 from tests.tiny_tokenizer import byte_tokenizer, save_tiny_model
 
 pytestmark = pytest.mark.usefixtures("offline")
+# The arguments, the exit code, and what standard error says.
+LIGHT: dict[str, tuple[list[str], int, str]] = {
+    "no command": ([], 2, ""),
+    "unknown command": (["trian"], 2, "unknown command 'trian'; there is train, sft, rlvr, plan, "),
+    "launch": (["train", "--launch", "two"], 2, "--launch takes the number of processes to start; leave it out"),
+    "eval option": (["eval", "--modle", "m"], 2, "did you mean '--model'?"),
+    "eval task": (["eval", "--model", "m", "--tasks", "humanevl", "--output", "o"], 2, "did you mean 'humaneval'?"),
+    "fetch unknown model": (["fetch", "smollm2-135"], 2, "invalid choice: 'smollm2-135' (choose from "),
+    "eval help": (["eval", "--help"], 0, ""),
+}
+
+
+@pytest.fixture(scope="module")
+def ended() -> dict[str, Ended]:
+    *light, heavy = run_commands([*(arguments for arguments, _, _ in LIGHT.values()), ["env"]])
+    assert (heavy.code, "torch" in heavy.imported) == (0, True), "or no test could fail"
+    return dict(zip(LIGHT, light, strict=True))
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_answered_without_heavy_imports(name: str, ended: dict[str, Ended]) -> None:
+    _, code, words = LIGHT[name]
+    found = ended[name]
+    assert found.imported == []
+    assert found.code == code, found.errors
+    assert words in found.errors
+    lines = found.errors.splitlines()
+    assert [line.startswith("ebft: ") for line in lines] == ([True] if code and name != "no command" else [])
+
+
+def test_help_and_with_it_the_page_of_commands_name_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (cli.main(["--help"]), cli.main(["--version"])) == (0, 0)
+    text = capsys.readouterr().out
+    assert {command.split()[0] for command in commands(text)} == cli.COMMANDS.keys()
+    assert text.endswith(f"\n{__version__}\n")
+
+
+ENDS = [
+    (KeyboardInterrupt(), 130, "stopped"),
+    (Preempted("SIGTERM"), 75, "stopped by SIGTERM"),
+    (FileNotFoundError(2, "No such file", "a.txt"), 1, "a.txt: No such file"),
+    (ValueError("a\n\x1b[2J"), 2, "a \\x1b[2J"),
+    (torch.OutOfMemoryError("CUDA out of memory"), 1, "CUDA out of memory"),
+    (ImportError("vLLM is not installed"), 1, "vLLM is not installed"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "words"), ENDS, ids=lambda value: type(value).__name__)
+def test_errors_are_lines_and_codes(error: BaseException, code: int, words: str, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "eval", (Mock(side_effect=error), ""))
+    assert cli.main(["eval"]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"ebft: {words}")
+    is_told = line.endswith("; the same command resumes from here")
+    assert is_told != isinstance(error, ValueError | OSError | ImportError)
+
+
+def test_an_error_that_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "eval", (Mock(side_effect=RuntimeError("something else")), ""))
+    with pytest.raises(RuntimeError, match="something else"):
+        cli.main(["eval"])
+
+
+def test_what_a_run_says_of_its_end(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """The launcher ends the others with a signal, which may come before they notice, and says why itself."""
+    full, stopped = RuntimeError("PytorchStreamWriter failed writing file"), Preempted("SIGTERM")
+    stopped.__cause__ = DistNetworkError("no answer")
+    for error, launched, code, said in (
+        (full, "", 1, f"ebft: {tmp_path}: the disk is full\n"),
+        (stopped, "", 75, "ebft: stopped by SIGTERM\n"),
+        (stopped, "1", 75, ""),
+    ):
+        monkeypatch.setenv(launch.LAUNCHED, launched)
+        assert (cli._run_failed(error, tmp_path), capsys.readouterr().err) == (code, said)
+
+
+# ---- ebft train ------------------------------------------------------------------------------------------------------
+
 
 SECRET = "hf_NoSuchTokenButSecret"
 
@@ -91,10 +175,7 @@ class TestRun:
 
     def test_what_it_leaves(self, finished: Finished, tiny: Path) -> None:
         output, results = finished.output, results_of(finished.output)
-        logged = [entry for entry in metrics_of(output) if "reward" in entry]
-        assert [entry["step"] for entry in logged] == [1, 2, 3]
-        for entry in logged:
-            assert entry["reward"] == pytest.approx(entry["ebft/alignment"] - entry["ebft/diversity"], abs=1e-6)
+        assert [entry["step"] for entry in metrics_of(output) if "reward" in entry] == [1, 2, 3]
         assert results["steps"] == 3
         assert results["after"]["eval_cross_entropy"] != results["before"]["eval_cross_entropy"]
         given = yaml.safe_load((output / "recipe.yaml").read_text())
@@ -127,30 +208,20 @@ class TestRun:
         assert steps == sorted(steps)
 
 
-def cut_off(model: Path, place: Path) -> None:
-    """A model whose file of weights was cut off."""
-    shutil.copytree(model, place)
-    os.truncate(place / "model.safetensors", (place / "model.safetensors").stat().st_size // 2)
-
-
-def rows(text: str) -> Callable[[Path, Path], None]:
-    return lambda _, place: place.with_suffix(".jsonl").write_text(text) and None
-
-
 @pytest.mark.parametrize(
-    ("make", "arguments", "words"),
+    ("arguments", "words"),
     [
-        (None, "train --lr_scheduler_type constantly", "constantly is not a valid SchedulerType"),
-        (None, "train --dataset nothing.jsonl", "nothing.jsonl: no such file or folder"),
-        (None, "train --dataset some/data", "HF_HUB_OFFLINE is set"),
-        (None, "train --model smollm2-135m", "run `ebft fetch smollm2-135m` first"),
-        (None, "train --feature_layers 99", "layer numbers up to 2"),
-        (None, "train --answer_only --horizon 40 --stride 1", "the longest answer has "),
-        (rows('{"question": "a", "answer": "b"}\n'), "train --dataset {}.jsonl", "it has 'question', 'answer'"),
-        (rows('{"text": "ab"}\n' * 20), "train --dataset {}.jsonl --document_masks", "the longest document has 3"),
-        (cut_off, "train --model {}", "made' cannot be loaded: "),
+        ("train --lr_scheduler_type constantly", "constantly is not a valid SchedulerType"),
+        ("train --dataset nothing.jsonl", "nothing.jsonl: no such file or folder"),
+        ("train --dataset some/data", "HF_HUB_OFFLINE is set"),
+        ("train --model smollm2-135m", "run `ebft fetch smollm2-135m` first"),
+        ("train --feature_layers 99", "layer numbers up to 2"),
+        ("train --answer_only --horizon 40 --stride 1", "the longest answer has "),
+        ("train --dataset {}/questions.jsonl", "it has 'question', 'answer'"),
+        ("train --dataset {}/short.jsonl --document_masks", "the longest document has 3"),
+        ("train --model {}/cut-off", "cut-off' cannot be loaded: "),
         *(
-            pytest.param(None, arguments, words, marks=needs_trl)
+            pytest.param(arguments, words, marks=needs_trl)
             for arguments, words in (
                 ("sft --feature_source average", "cannot measure baselines"),
                 ("sft --fsdp full_shard", "fsdp works with `ebft train` only"),
@@ -161,17 +232,16 @@ def rows(text: str) -> Callable[[Path, Path], None]:
             )
         ),
     ],
-    ids=lambda value: value if isinstance(value, str) and " --" in value else "",
 )
-def test_what_is_refused(
-    make: Any, arguments: str, words: str, recipe: Path, tiny: Path, tmp_path: Path, capfd: Any
-) -> None:
+def test_what_is_refused(arguments: str, words: str, recipe: Path, tiny: Path, tmp_path: Path, capfd: Any) -> None:
     """One line, code 2, nothing printed. A recipe in the folder would make the next try look like another run."""
-    if make is not None:
-        make(tiny, tmp_path / "made")
+    (tmp_path / "questions.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+    (tmp_path / "short.jsonl").write_text('{"text": "ab"}\n' * 20)
+    weights = shutil.copytree(tiny, tmp_path / "cut-off") / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
     (tmp_path / "out").mkdir()
     capfd.readouterr()
-    command, *given = arguments.format(tmp_path / "made").split()
+    command, *given = arguments.format(tmp_path).split()
     assert run(command, recipe, tmp_path / "out", *given) == 2
     printed = capfd.readouterr()
     (line,) = [line for line in printed.err.splitlines() if not line.startswith(("note: ", "training on "))]

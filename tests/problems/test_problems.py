@@ -1,5 +1,5 @@
-"""Problems of HumanEval, MBPP and MultiPL-E: read from files, put to a model, and run; and the reading of answers.
-Whether right answers in other languages pass: `tests.hard.honest`."""
+"""Problems of HumanEval, MBPP, MultiPL-E and translation: read from files, put to a model, and run; and the reading of
+answers. Whether right answers in other languages pass: `tests.hard.honest`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import gzip
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ebft.errors import DataError
+from ebft.errors import ConfigError, DataError
+from ebft.problems import translation
 from ebft.problems.answers import fenced_blocks, has_code, python_variants
 from ebft.problems.catalog import load_problems
 from ebft.problems.multipl_e import MOST, multipl_e_problem
 from ebft.problems.problem import Attempt, Record, run_tests
 from ebft.problems.python_problems import humaneval_problem, mbpp_problem
-from tests.problems.rows import HUMANEVAL, MBPP
+from ebft.problems.translation import Pair, read_pairs
+from tests.problems.rows import HUMANEVAL, MBPP, PAIRS, write
 from tests.sandbox.attacks.python import ADD, HEAD
 from tests.sandbox.multipl_e import own_problem, prompt_of
 from tests.sandbox.sandboxed import LONG, needs_sandbox, not_passed
@@ -45,22 +48,17 @@ def test_helpers_of_the_prompt_are_the_problems_own() -> None:
 
 
 @needs_sandbox
-def test_mbpp_with_a_class_of_the_program() -> None:
-    problem = mbpp_problem(Record("own", MBPP))
-    assert (problem.tests.names, problem.tests.classes, problem.tests.modules) == (("depth",), ("Node",), ("math",))
-    assert run_tests(problem, MBPP["code"], limits=LONG).passed
-    assert run_tests(problem, MBPP["code"].replace("1 +", "2 +"), limits=LONG).status == "failed"
-    assert run_tests(problem, "class Node:\n    pass\ndef depth(node):\n    return 3", limits=LONG).status == "failed"
-
-
-@needs_sandbox
-def test_mbpp_with_the_fields_of_the_sanitized_set() -> None:
-    code, tests = "def area(r):\n    return 3.14159265 * r * r", ["assert math.isclose(area(2), 12.566, rel_tol=0.001)"]
-    row = {"task_id": 8, "prompt": "The area.", "code": code, "test_imports": ["import math"], "test_list": tests}
-    problem = mbpp_problem(Record("own", row))
-    assert run_tests(problem, code, limits=LONG).passed
+def test_mbpp_with_a_class_of_the_program_and_with_the_fields_of_the_sanitized_set() -> None:
+    tree, area = MBPP["code"], "def area(r):\n    return 3.14159265 * r * r"
+    row = {"task_id": 8, "prompt": "The area.", "code": area, "test_imports": ["import math"]}
+    row |= {"test_list": ["assert math.isclose(area(2), 12.566, rel_tol=0.001)"]}
+    trees, areas = (mbpp_problem(Record("own", each)) for each in (MBPP, row))
+    assert (trees.tests.names, trees.tests.classes, trees.tests.modules) == (("depth",), ("Node",), ("math",))
+    wrong = [tree.replace("1 +", "2 +"), "class Node:\n    pass\ndef depth(node):\n    return 3"]
     forged = "class math:\n    isclose = staticmethod(lambda *a, **k: True)\ndef area(r):\n    return 0"
-    assert run_tests(problem, forged, limits=LONG).status == "failed"
+    answers = [(trees, tree), *((trees, code) for code in wrong), (areas, area), (areas, forged)]
+    found = not_passed([Attempt(problem, code, code) for problem, code in answers])
+    assert {code: one.status for code, one in found.items()} == dict.fromkeys([*wrong, forged], "failed")
 
 
 TESTS = ["assert last(123) == 3", "assert last(7) == 7"]
@@ -95,22 +93,29 @@ def test_prompts() -> None:
     mbpp = mbpp_problem(Record("own", MBPP))
     assert mbpp.raw.prompt == f'"""\n{MBPP["text"]}\n{MBPP["test_list"][0]}\n"""\n'
     assert f"```\n{mbpp.raw.prompt.strip()}\n```\n" in mbpp.chat.prompt
+    assert humaneval_problem(Record("own", {**HUMANEVAL, "prompt": DEEP[4:]})).tests.classes == (), "a prompt in prose"
 
 
 DEEP = "x = " + "-" * 100_000 + "1"
 
 
-def test_fields_that_cannot_be_used() -> None:
-    for change, message in (
-        ({"entry_point": None}, "has no field 'entry_point'"),
-        ({"test": DEEP}, "'test' is not valid Python"),
-        ({"prompt": 5}, r"no field 'prompt' \(a str\), but int"),
-    ):
-        with pytest.raises(DataError, match=message):
-            humaneval_problem(Record("own", {**HUMANEVAL, **change}))
-    with pytest.raises(DataError, match="no field 'test_list'"):
-        mbpp_problem(Record("own", {**MBPP, "test_list": []}))
-    assert humaneval_problem(Record("own", {**HUMANEVAL, "prompt": DEEP[4:]})).tests.classes == (), "a prompt in prose"
+COBOL = {"name": "x", "language": "cobol"}
+
+
+@pytest.mark.parametrize(
+    ("read", "row", "message"),
+    [
+        (humaneval_problem, {**HUMANEVAL, "entry_point": None}, "has no field 'entry_point'"),
+        (humaneval_problem, {**HUMANEVAL, "test": DEEP}, "'test' is not valid Python"),
+        (humaneval_problem, {**HUMANEVAL, "prompt": 5}, r"no field 'prompt' \(a str\), but int"),
+        (mbpp_problem, {**MBPP, "test_list": []}, "no field 'test_list'"),
+        (multipl_e_problem, {**COBOL, "prompt": "// nothing\n"}, "row 3: the prompt does not end with"),
+        (multipl_e_problem, {**COBOL, "prompt": "f() {"}, "unknown language"),
+    ],
+)
+def test_rows_that_are_no_problems(read: Any, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(Record("file: row 3", row))
 
 
 BODY = "    return a + b\n"
@@ -166,12 +171,9 @@ def test_reading_takes_linear_time() -> None:
         assert time.process_time() - started < 3, piece
 
 
-def test_marks_that_are_no_fence_and_the_first_reading_which_is_prompt_and_completion() -> None:
+def test_the_first_reading_is_prompt_and_completion_and_prose_is_no_code() -> None:
     assert python_variants(HEAD, BODY, "add")[0] == (HEAD + BODY,)
     assert fenced_blocks("x `y` ```not a fence``` z") == []
-
-
-def test_programs_are_code_and_prose_is_none() -> None:
     assert all(map(has_code, ANSWERS.values()))
     assert has_code("```cpp\nint add(int a, int b) {\n    return a + b;\n}\n```", "cpp")
     for answer in ("What should it do?\nPlease say more.", "```python\n```", "The sum of a and b:\n\n$a+b$"):
@@ -240,7 +242,42 @@ def test_reading_of_other_languages_takes_linear_time(language: str) -> None:
             assert len(found) <= MOST
 
 
-def test_problems_that_cannot_be_used() -> None:
-    for prompt, message in ("// nothing\n", "row 3: the prompt does not end with"), ("f() {", "unknown language"):
-        with pytest.raises(DataError, match=message):
-            multipl_e_problem(Record("file: row 3", {"name": "x", "language": "cobol", "prompt": prompt}))
+# ---- translation -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "given", "expected"),
+    [
+        ({"de": "Hallo", "en": "Hello"}, (None, None), ("de", "en")),
+        ({"task_id": "a", "de": "Hallo", "en": ["Hello", "Hi"]}, (None, None), ("de", "en")),
+        ({"translation": {"de": "Hallo", "en": "Hello"}, "id": 1}, (None, None), ("de", "en")),
+        ({"en": "Hello", "de": "Hallo"}, (None, "en"), ("de", "en")),
+        ({"source": "Hallo", "reference": "Hello", "more": "x"}, (None, None), ("source", "reference")),
+    ],
+)
+def test_the_fields_of_a_pair(row: dict[str, Any], given: Any, expected: tuple[str, str], tmp_path: Path) -> None:
+    file = write(tmp_path / "pairs.jsonl", [row])
+    assert translation.find_fields(file, "test", given) == expected
+    [pair] = read_pairs(file, "test", *expected)
+    assert (pair.source, pair.references[0]) in (("Hallo", "Hello"), ("Hello", "Hallo"))
+
+
+def test_prompts_name_the_languages() -> None:
+    german, english = (translation.language_name(None, code, "--x") for code in ("de", "en"))
+    expected = "Translate this from German to English:\nGerman: Das Haus ist alt.\nEnglish:"
+    assert translation.prompts(PAIRS[:1], german, english) == [expected]
+    braces = [Pair("1", "a {source} {b}", ["x"])]
+    assert translation.prompts(braces, "A", "B", "{source} =>") == ["a {source} {b} =>"]
+    assert translation.language_name("Swiss German", "src", "--x") == "Swiss German"
+    with pytest.raises(ConfigError, match="give --source-language"):
+        translation.language_name(None, "src", "--source-language")
+    for template in ("{source} {text}", "hello"):
+        with pytest.raises(ConfigError, match=r"must have {source}, and may have source_language"):
+            translation.prompts(PAIRS, "A", "B", template)
+
+
+def test_rows_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="two rows have the id '1'"):
+        read_pairs(write(tmp_path / "pairs.jsonl", [{"id": 1, "src": "a", "ref": "b"}] * 2), "test", "src", "ref")
+    with pytest.raises(DataError, match=r"no field 'src'; it has 'en', 'de', 'fr': name one with --source-field"):
+        translation.find_fields(write(tmp_path / "many.jsonl", [{"en": "a", "de": "b", "fr": "c"}]))
