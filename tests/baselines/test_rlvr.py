@@ -132,14 +132,12 @@ def test_a_function_that_raises_costs_that_answer_a_zero(tmp_path: Path, monkeyp
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
-TESTED = {"entry_point": "f", "test": "def check(candidate):\n    assert candidate() >= 5\n"}
-DIGITS = [{"prompt": "def f():\n    return ", "completion": str(number % 10), **TESTED} for number in range(40)]
-
-
 @needs_sandbox
 def test_the_pass_rate_of_a_toy_task_rises(tiny: Path, tmp_path: Path) -> None:
     """SFT teaches to answer with any digit; RLVR, with real tests in the real sandbox, to answer with a large one."""
-    rows = write_rows(tmp_path / "digits.jsonl", DIGITS)
+    row = {"prompt": "def f():\n    return ", "entry_point": "f"}
+    row |= {"test": "def check(candidate):\n    assert candidate() >= 5\n"}
+    rows = write_rows(tmp_path / "digits.jsonl", [{**row, "completion": str(n % 10)} for n in range(40)])
     common = {"learning_rate": 3e-3, "eval_strategy": "no", "save_strategy": "no", "samples_every": 15}
     recipe = write_recipe(tmp_path, tiny, rows, max_steps=40, answer_only=True, **common)
     assert run("sft", recipe, tmp_path / "warm", "--per_device_train_batch_size", "16") == 0

@@ -36,9 +36,8 @@ from ebft.config.settings import default_of
 from ebft.model.backbone import prepare_model
 from ebft.runtime.launch import PREEMPTED
 from ebft.studies.study import read_study
-from tests.baselines.runs import ROWS, write_recipe, write_rows
+from tests.baselines.runs import ROWS, make_model, write_recipe, write_rows
 from tests.problems.rows import HUMANEVAL
-from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
 
 FILE = Path(__file__).with_name("contracts.yaml")
 COMMANDS = (*TRAINING, "plan", "sweep", "study", "study run", "study report", "compare", "generate", "export", "eval")
@@ -114,8 +113,7 @@ def parameters(function: Any) -> list[str]:
 
 def runs(folder: Path) -> dict[str, list[str]]:
     """Files, metrics and keys of results of a small run and of its evaluation."""
-    model = save_tiny_model(folder / "model", byte_tokenizer(pad=END))
-    rows = write_rows(folder / "rows.jsonl", ROWS)
+    model, rows = make_model(folder / "model"), write_rows(folder / "rows.jsonl", ROWS)
     problems = write_rows(folder / "problems.jsonl", [HUMANEVAL])
     given = {"gamma": 0.1, "kl_weight": 0.1, "show_prompts": 1, "document_masks": True, "max_steps": 3}
     write_recipe(folder, model, rows, **given)
@@ -145,8 +143,8 @@ def load(values: dict[str, Any], command: str) -> dict[str, Any]:
     needed = {"model": "m", "dataset": "d", "output_dir": "o"} | ({"rewards": "bleu"} if command == "rlvr" else {})
     recipe = load_recipe(None, {**needed, **values, "use_cpu": True}, command)
     parts = (recipe.model, recipe.data, recipe.training)
-    found = {f.name: getattr(part, f.name) for part in parts for f in fields(part) if f.init}
-    found = {name: value for name, value in found.items() if name not in _LEFT_OUT}
+    kept = [(part, f.name) for part in parts for f in fields(part) if f.init and f.name not in _LEFT_OUT]
+    found = {name: getattr(part, name) for part, name in kept}
     return plain({**found, "sharding": recipe.training.sharding})
 
 

@@ -167,27 +167,25 @@ def test_models_share_a_table_and_a_space(run: Run, tiny: Path, other_model: Pat
     assert line.endswith(f"{statistics.mean(moved):+.4f} ± {statistics.stdev(moved) / len(moved) ** 0.5:.4f}")
 
 
-TASK = {"canonical_solution": "    return x + {0}\n", "entry_point": "add{0}", "prompt": "def add{0}(x):\n"}
-TASK |= {"task_id": "Test/{0}", "test": "def check(f):\n    assert f(1) == 1 + {0}\n"}
-PROBLEMS = [{name: text.format(n) for name, text in TASK.items()} for n in range(3)]
-
-
 @needs_sandbox
 def test_generated_without_a_sandbox_and_scored_without_a_model(
     run: Run, tiny: Path, other_model: Path, tmp_path: Path, monkeypatch: Any, capfd: Any
 ) -> None:
     """By a generator that knows some of the answers, in place of a model that knows none."""
+    task = {"canonical_solution": "    return x + {0}\n", "entry_point": "add{0}", "prompt": "def add{0}(x):\n"}
+    task |= {"task_id": "Test/{0}", "test": "def check(f):\n    assert f(1) == 1 + {0}\n"}
+    rows = [{name: text.format(n) for name, text in task.items()} for n in range(3)]
     answering: list[Any] = []
 
     def stream(self: Any, prompts: Any, settings: Any, wanted: Any, keys: Any) -> Iterator[list[Any]]:
         answering.append((list(prompts), settings))
         for place, sample in wanted:
             right = sample == GREEDY or (place, sample) in [(0, 0), (0, 1), (1, 3)]
-            text = PROBLEMS[place]["canonical_solution"] if right else "    return None\n"
+            text = rows[place]["canonical_solution"] if right else "    return None\n"
             yield [(place, sample, Completion(text, "stop", 5))]
 
     monkeypatch.setattr(TransformersGenerator, "stream", stream)
-    problems = Path(write(tmp_path / "problems.jsonl", PROBLEMS))
+    problems = Path(write(tmp_path / "problems.jsonl", rows))
     arguments, folder, models = ("humaneval", "--samples", 4, "--humaneval"), tmp_path / "later", (other_model, tiny)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PATH", "/nonexistent")
@@ -202,7 +200,7 @@ def test_generated_without_a_sandbox_and_scored_without_a_model(
     run(tmp_path / "at-once", *arguments, problems, models=models)
     prompts, settings = answering[-1]  # the greedy answers beside the samples
     assert settings.temperature == 0.6
-    assert all(row["prompt"].strip() in prompt for row, prompt in zip(PROBLEMS, prompts, strict=True))
+    assert all(row["prompt"].strip() in prompt for row, prompt in zip(rows, prompts, strict=True))
     assert (settings.prompt_style, settings.answer_start[-10:]) == ("chat", "```python\n"), "there is a template"
     moved, other = problems.rename(tmp_path / "moved.jsonl"), tmp_path / "other.jsonl"
     other.write_text(moved.read_text().replace("(x)", "(y)"))

@@ -61,22 +61,20 @@ def test_mbpp_with_a_class_of_the_program_and_with_the_fields_of_the_sanitized_s
     assert {code: one.status for code, one in found.items()} == dict.fromkeys([*wrong, forged], "failed")
 
 
-TESTS = ["assert last(123) == 3", "assert last(7) == 7"]
-LAST_DIGIT = {"task_id": 9, "text": "The last digit.", "code": "def last(n):\n    return n % 10\n", "test_list": TESTS}
-RIGHT, WRONG = "def last(n):\n    return n % TEN\nTEN = 10\n", "def last(n):\n    return n\n"
-
-
 @needs_sandbox
 def test_what_follows_the_function_does_not_count() -> None:
+    row = {"task_id": 9, "text": "The last digit.", "code": "def last(n):\n    return n % 10\n"}
+    row |= {"test_list": ["assert last(123) == 3", "assert last(7) == 7"]}
+    good, bad = "def last(n):\n    return n % TEN\nTEN = 10\n", "def last(n):\n    return n\n"
     right = [
-        RIGHT + "\ndef first(n):\n    while n >= 10:\n        n = n //",  # cut off
-        RIGHT + "\ndef first(n",
-        RIGHT + "\ndef last(n):\n    return n",  # cut off, and by chance it compiles
-        RIGHT + "\nlast(undefined)\nx = last(undefined)\nwhile True: pass",
-        "```python\n" + RIGHT + "\ndef first(n):\n    return (n",
+        good + "\ndef first(n):\n    while n >= 10:\n        n = n //",  # cut off
+        good + "\ndef first(n",
+        good + "\ndef last(n):\n    return n",  # cut off, and by chance it compiles
+        good + "\nlast(undefined)\nx = last(undefined)\nwhile True: pass",
+        "```python\n" + good + "\ndef first(n):\n    return (n",
     ]
-    wrong = ["import math\nsum = 2 +\n" + RIGHT, WRONG + "\n" + RIGHT, WRONG + "\ndef first(n):\n    return (n"]
-    problem = mbpp_problem(Record("own", LAST_DIGIT))
+    wrong = ["import math\nsum = 2 +\n" + good, bad + "\n" + good, bad + "\ndef first(n):\n    return (n"]
+    problem = mbpp_problem(Record("own", row))
     assert not_passed([Attempt(problem, answer, answer) for answer in right + wrong]).keys() == {*wrong}
 
 
