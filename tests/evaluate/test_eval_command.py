@@ -239,14 +239,14 @@ def test_generated_without_a_sandbox_and_scored_without_a_model(
         ("score .", "holds no results of `ebft eval`; score a file"),
         ("generate --prompt hello", "no model: give --model"),
         ("generate --model {}", "--output and --samples need prompts"),
-        ("generate --model {} --file pairs.jsonl", "no prompts; rows need 'prompt' or 'messages'"),
+        ("generate --model {} --file rows.jsonl", "no prompts; rows need 'prompt' or 'messages'"),
     ],
 )
 def test_bad_input_makes_no_folder(
     arguments: str, message: str, tiny: Path, tmp_path: Path, monkeypatch: Any, capfd: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "pairs.jsonl", PAIRS)
+    write(tmp_path / "rows.jsonl", [{"text": "no prompt"}])
     assert cli.main([*arguments.format(tiny).split(), "--output", "out"]) == 2
     printed = capfd.readouterr()
     assert (printed.err.count("\n"), printed.out) == (1, "")

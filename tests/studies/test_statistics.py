@@ -125,10 +125,6 @@ class TestRates:
         theirs = stats.binomtest(passed, trials).proportion_ci(method="wilson")
         assert statistics.wilson(passed / trials, trials) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
 
-    def test_none_of_three_is_not_certainly_zero(self) -> None:
-        found = statistics.summarise([of([0.0, 0.0, 0.0])], is_rate=True)
-        assert (found.value, found.interval) == (0.0, (0.0, pytest.approx(0.5615, abs=1e-4)))
-
     def test_seeds_that_vary_widen_it(self) -> None:
         assert statistics.wilson(0.5, 100, 0.0001) == statistics.wilson(0.5, 100)
         assert statistics.wilson(0.5, 100, 0.01) == statistics.wilson(0.5, 25)
