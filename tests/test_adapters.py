@@ -15,11 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ebft import cli, loading
 from ebft.config.recipe import load_recipe
 from ebft.method.layout import StridedLayout
-from ebft.model.backbone import adapter_parameters
+from ebft.model.backbone import adapter_parameters, packed_hidden_states
 from ebft.model.features import FeatureNetwork, weight_fingerprint
-from tests.baselines.runs import run, write_recipe
-from tests.models import tiny_model
-from tests.tiny_tokenizer import END, byte_tokenizer
+from tests.baselines.runs import make_model, run, write_recipe
+from tests.tiny_tokenizer import END
 
 KINDS: dict[str, dict[str, Any]] = {
     "lora": {"r": 4, "target_modules": "all-linear"},
@@ -68,7 +67,8 @@ def test_any_adapter_trains_and_its_export_is_the_same_model(kind: str, tiny: Pa
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_frozen_network_is_the_base_model(kind: str, tiny: Path, sums: Path, tmp_path: Path) -> None:
-    """Whatever the adapter has learnt: same features, and the same mark as the base model's own features."""
+    """Whatever the adapter has learnt: same features, and the same mark as the base model's own features. Elsewhere the
+    adapter is on, and trains on."""
     given = load_recipe(write_recipe(tmp_path, tiny, sums, peft=KINDS[kind]), {"output_dir": str(tmp_path / "out")})
     base = FeatureNetwork(AutoModelForCausalLM.from_pretrained(tiny))
     adapted = loading.add_adapter(AutoModelForCausalLM.from_pretrained(tiny), loading.peft_config(given))
@@ -79,11 +79,17 @@ def test_the_frozen_network_is_the_base_model(kind: str, tiny: Path, sums: Path,
     with torch.no_grad():
         for parameter in trained:
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    features = FeatureNetwork(adapted, source="adapter_off")
+    features, copied = FeatureNetwork(adapted, source="adapter_off"), FeatureNetwork(adapted, source="copy")
+    assert list(features.parameters()) == []
+    adapted.train()
     layout = StridedLayout(24, 4, 4, 3)
     ids = torch.randint(250, (2, layout.packed_length), generator=torch.Generator().manual_seed(0))
-    for mine, expected in zip(features(ids, layout), base(ids, layout), strict=True):
+    for mine, expected, learnt in zip(*(network(ids, layout) for network in (features, base, copied)), strict=True):
         torch.testing.assert_close(mine, expected)
+        assert (learnt - expected).abs().max() > 1e-3
+    assert adapted.training
+    packed_hidden_states(adapted, ids, layout).sum().backward()
+    assert all(p.grad is not None for n, p in adapted.named_parameters() if p.requires_grad and "lm_head" not in n)
     if kind != "ln_tuning":  # whose frozen parameters stand in another order
         assert weight_fingerprint(features.decoder) == weight_fingerprint(base.decoder)
 
@@ -124,9 +130,7 @@ def test_four_bits(bf16: bool, sums: Path, tmp_path: Path, monkeypatch: pytest.M
     bitsandbytes = pytest.importorskip("bitsandbytes")
     monkeypatch.setattr(loading, "check_four_bit", lambda *_: None)
     monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: False)
-    base = tmp_path / "base"  # on a CPU, bitsandbytes wants multiples of 64
-    tiny_model("llama", vocab_size=259, num_hidden_layers=2, intermediate_size=128).save_pretrained(base)
-    byte_tokenizer(pad=END).save_pretrained(base)
+    base = make_model(tmp_path / "base", intermediate_size=128)  # on a CPU, bitsandbytes wants multiples of 64
     settings = {**QUICK, "validation_split": 0.2, "lora": True, "load_in_4bit": True, "bf16": bf16}
     assert run("train", write_recipe(tmp_path, base, sums, **settings), tmp_path / "out") == 0
 

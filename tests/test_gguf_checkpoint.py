@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import gguf
 import pytest
@@ -20,21 +19,15 @@ WORDS = ["<unk>", *sorted(LETTERS.values()), "zz", "<end>", "<other-end>", "[PAD
 KINDS = [3, *(1 for _ in LETTERS), 1, 3, 3, 5, 4]
 
 
-def tiny(family: str) -> Any:
-    """A model with random weights, no two of which are alike."""
+def write_gguf(file: Path, architecture: str, kind: Kind, head: Kind | None = None) -> dict[str, torch.Tensor]:
+    """What llama.cpp makes of a model with random weights; returns those that are left after it was quantised."""
+    family = {"gemma3": "gemma3_text"}.get(architecture, architecture)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": len(WORDS)}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes, tie_word_embeddings=True))
-        for weights in model.parameters():
-            torch.nn.init.normal_(weights)
-    return model
-
-
-def write_gguf(file: Path, architecture: str, kind: Kind, head: Kind | None = None) -> dict[str, torch.Tensor]:
-    """What llama.cpp makes of a model; returns the weights that are left after it was quantised."""
-    model = tiny({"gemma3": "gemma3_text"}.get(architecture, architecture))
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes, tie_word_embeddings=True))
+    for weights in model.parameters():
+        torch.nn.init.normal_(weights)
     writer = gguf.GGUFWriter(file, architecture)
     sizes = {"context_length": 128, "block_count": 2, "embedding_length": 64, "feed_forward_length": 96}
     sizes |= {"head_count": 4, "head_count_kv": 2, "key_length": 16, "rope_dimension_count": 16}

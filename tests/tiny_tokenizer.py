@@ -32,8 +32,8 @@ def byte_tokenizer(
     return tokenizer
 
 
-def save_tiny_model(folder: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> Path:
+def save_tiny_model(folder: Path, tokenizer: PreTrainedTokenizerFast | None = None, **sizes: int) -> Path:
     """A model with its tokenizer as a user would have it on disk."""
-    tiny_model("llama", vocab_size=VOCABULARY, num_hidden_layers=2).save_pretrained(folder)
+    tiny_model("llama", vocab_size=VOCABULARY, num_hidden_layers=2, **sizes).save_pretrained(folder)
     (tokenizer or byte_tokenizer()).save_pretrained(folder)
     return folder

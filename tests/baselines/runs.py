@@ -27,8 +27,8 @@ def write_rows(file: Path, rows: list[Any]) -> Path:
     return file
 
 
-def make_model(folder: Path) -> Path:
-    return save_tiny_model(folder, byte_tokenizer(pad=END))
+def make_model(folder: Path, **sizes: int) -> Path:
+    return save_tiny_model(folder, byte_tokenizer(pad=END), **sizes)
 
 
 def write_recipe(folder: Path, model: Path, rows: Path, **changes: Any) -> Path:

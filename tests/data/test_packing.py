@@ -38,10 +38,6 @@ documents_strategy = st.lists(
 )
 
 
-def documents_of(drawn: list[list[tuple[int, bool]]]) -> list[Document]:
-    return [Document([token for token, _ in document], [answer for _, answer in document]) for document in drawn]
-
-
 def index_of(documents: list[Document]) -> DocumentIndex:
     return DocumentIndex.of(TokenStore.from_documents(documents))
 
@@ -94,7 +90,7 @@ def test_sequences_equal_a_plain_concatenation(
     drawn: list[list[tuple[int, bool]]], T: int, packing: bool, first: int
 ) -> None:
     """All of them, and the first few, which hold no more documents than they need; and the row that is not there."""
-    documents = documents_of(drawn)
+    documents = [Document([token for token, _ in document], [answer for _, answer in document]) for document in drawn]
     dataset = SequenceDataset(index_of(documents), T, packing, PAD_TOKEN)
     expected = brute_force(documents, T, packing)
     assert rows_of(dataset) == expected

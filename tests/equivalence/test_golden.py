@@ -18,10 +18,9 @@ import torch
 
 from ebft.config.recipe import load_recipe
 from ebft.train.run import train
-from tests.tiny_tokenizer import END, byte_tokenizer, save_tiny_model
+from tests.baselines.runs import ROWS, make_model, metrics_of, write_rows
 
 GOLDEN = Path(__file__).parents[1] / "assets" / "golden.json"
-ROWS = [{"prompt": f"{a}+{b}=", "completion": f"{a + b}, and that is all"} for a in range(6) for b in range(6)]
 SETTINGS: dict[str, Any] = {
     "context_length": 48, "samples": 3, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
     "max_steps": 4, "learning_rate": 1e-2, "warmup_steps": 0, "logging_steps": 1, "validation_split": 0.2, "seed": 5,
@@ -42,18 +41,11 @@ VALIDATED = tuple(f"eval_{name}" for name in ("cross_entropy", "answer_cross_ent
 
 def numbers_of(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Train a tiny model in a folder, and return what was logged at each step and the validation at the end."""
-    save_tiny_model(folder / "model", byte_tokenizer(pad=END))
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    given = {"model": str(folder / "model"), "dataset": str(folder / "rows.jsonl"), "output_dir": str(folder / "out")}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums in the same order on any machine
-    try:
-        results = train(load_recipe(None, {**given, **SETTINGS, **settings}))
-    finally:
-        torch.set_num_threads(threads)
-    entries = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    model, rows, output = make_model(folder / "model"), write_rows(folder / "rows.jsonl", ROWS), folder / "out"
+    given = {"model": str(model), "dataset": str(rows), "output_dir": str(output)}
+    results = train(load_recipe(None, {**given, **SETTINGS, **settings}))
     return {
-        "steps": [{name: e[name] for name in LOGGED if name in e} for e in entries if "reward" in e],
+        "steps": [{name: e[name] for name in LOGGED if name in e} for e in metrics_of(output) if "reward" in e],
         "after": {name: results["after"][name] for name in VALIDATED},
     }
 
@@ -68,14 +60,11 @@ def test_a_seeded_run_gives_the_committed_numbers(name: str, tmp_path: Path, mon
     assert found["after"] == pytest.approx(expected["after"], rel=1e-4)
 
 
-def regenerate() -> str:
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # as in the tests: sums in the same order on any machine
     made = {}
     for name, settings in RUNS.items():
         with tempfile.TemporaryDirectory() as folder:
             os.environ["EBFT_CACHE"] = f"{folder}/cache"
             made[name] = numbers_of(Path(folder), settings)
-    return json.dumps(made, indent=1)
-
-
-if __name__ == "__main__":
-    print(regenerate())
+    print(json.dumps(made, indent=1))

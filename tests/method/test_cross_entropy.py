@@ -35,17 +35,7 @@ class Problem:
         return leaves if self.head.bias is None else {**leaves, "bias": self.head.bias}
 
 
-def random_problem(
-    seed: int,
-    R: int = 9,
-    V: int = 7,
-    D: int = 4,
-    m: int = 3,
-    bias: bool = True,
-    scale: float = 0.7,
-    softcap: float | None = 2.5,
-    kl: bool = True,
-) -> Problem:
+def random_problem(seed: int, R=9, V=7, D=4, m=3, bias=True, scale=0.7, softcap: Any = 2.5, kl=True) -> Problem:
     g = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

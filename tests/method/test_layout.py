@@ -1,4 +1,4 @@
-"""The packed layout against the paper's worked example, the masks of the reference implementation and plain loops."""
+"""The packed layout against plain loops."""
 
 from __future__ import annotations
 
@@ -13,24 +13,6 @@ from hypothesis import strategies as st
 from ebft.method.layout import PackedLayout, StridedLayout
 
 SETTINGS = settings(max_examples=50, deadline=None)
-
-
-def test_worked_example_of_the_paper() -> None:
-    layout = StridedLayout(context_length=12, horizon=4, stride=4, samples=1)
-    assert layout.anchors.tolist() == [4, 8]
-    assert layout.anchor_mask.tolist() == [True, True]
-    assert layout.packed_length == 20
-    assert layout.completion_slots.tolist() == [[[12, 13, 14, 15]], [[16, 17, 18, 19]]]
-    assert layout.truths(torch.arange(12)[None]).tolist() == [[[4, 5, 6, 7], [8, 9, 10, 11]]]
-    assert layout.truth_lengths.tolist() == [4, 4]
-    assert layout.position_ids.tolist() == [*range(12), 4, 5, 6, 7, 8, 9, 10, 11]
-    seen = [row.nonzero().flatten().tolist() for row in layout.attention_mask()]
-    assert seen[:12] == [[*range(t + 1)] for t in range(12)]
-    assert seen[12:16] == [[*range(4), *range(12, t + 1)] for t in range(12, 16)]
-    assert seen[16:] == [[*range(8), *range(16, t + 1)] for t in range(16, 20)]
-
-
-# ---- brute force -------------------------------------------------------------------------------------------
 
 
 @dataclass

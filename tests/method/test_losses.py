@@ -38,6 +38,11 @@ CASES: dict[str, tuple[PackedLayout, list[list[int | None]], list[list[int]]]] =
         [[1, 2, 3, 4, 5], [1, 2, 3, 4]],
     ),
     "one sample of one token": (StridedLayout(4, horizon=1, stride=1, samples=1), [[1, 2, 3]] * 2, [[1, 2, 3]] * 2),
+    "no anchor": (
+        PackedLayout(4, 2, samples=2, anchors=torch.tensor([0]), allow_empty=True),
+        [[None]] * 2,
+        [[1, 2, 3]] * 2,
+    ),
 }
 
 
@@ -95,7 +100,7 @@ def expected_terms(name: str, given: dict[str, Any]) -> dict[str, Any]:
     def later_cost(row: int, b: int, j: int, g: int) -> float:
         return sum(float(kls.get((row, b, j, later), torch.zeros(())).detach()) for later in range(g + 1, G))
 
-    N = given.get("generated_tokens") or len(log_probs)
+    N = given.get("generated_tokens") or len(log_probs) or 1
     policy = sum(-given["advantages"][key[:3]] * log_p for key, log_p in log_probs.items()) / N
     cross_entropy = sum(losses) / (given.get("truth_tokens") or len(losses))
     loss = policy + given.get("gamma", 0) * cross_entropy

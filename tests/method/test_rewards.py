@@ -32,10 +32,6 @@ def random_features(seed: int, *shape: int) -> Tensor:
 # ---- the paper's formulas ----------------------------------------------------------------------------------
 
 
-def dot(x: Tensor, y: Tensor) -> Tensor:
-    return x @ y
-
-
 def cosine(x: Tensor, y: Tensor) -> Tensor:
     return (x @ y) / (x.norm() * y.norm())
 
@@ -71,7 +67,7 @@ def in_feature_space(generated: Tensor, truth: Tensor, whitening: str) -> tuple[
     n = generated.shape[0]
     phi = list(generated)
     if whitening == "none":
-        return [float(2 * x @ truth) for x in phi], over_others(dot, phi)
+        return [float(2 * x @ truth) for x in phi], over_others(torch.dot, phi)
 
     # sigma_hat = Phi Phi^T / n, and the square root of its pseudo-inverse.
     U, S, _ = thin_svd(generated)
@@ -83,8 +79,8 @@ def in_feature_space(generated: Tensor, truth: Tensor, whitening: str) -> tuple[
         white_phi = [x / n**0.5 for x in white_phi]
         signs = sums_that_decide_the_sign(generated).sign()
         alignment = [float(2 * s * cosine(x, truth)) for s, x in zip(signs, white_phi, strict=True)]
-        return alignment, over_others(dot, white_phi)
-    diversity = over_others(cosine if whitening == "both" else dot, white_phi)
+        return alignment, over_others(torch.dot, white_phi)
+    diversity = over_others(cosine if whitening == "both" else torch.dot, white_phi)
     if whitening == "plain":
         return [float(2 * x @ white_truth) for x in white_phi], diversity
     if whitening == "truth":

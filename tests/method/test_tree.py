@@ -84,13 +84,3 @@ def test_a_tree_holds_every_prefix_once(batch: tuple[Tensor, Tensor, Tensor, Pac
         assert mask[row, :, slot].nonzero()[:, 0].tolist() == [slot]
     plain = layout.attention_mask()
     assert torch.equal(mask[:, :T, :T], plain[..., :T, :T].expand(b, -1, -1)), "contexts see what they saw"
-
-
-def test_a_short_truth_shares_no_more_than_it_has() -> None:
-    answers = torch.tensor([[False, False, True, True, False, False, True, True]])
-    layout = PackedLayout.at_answer_starts(answers, horizon=4, samples=1)
-    ids = torch.arange(8)[None]
-    completions = torch.stack([ids[0, 2:6], torch.tensor([6, 7, 7, 7])]).view(1, 2, 1, 4)
-    tree = layout.tree_of(completions, ids)
-    assert tree.in_context.flatten().tolist() == [2, 2], "two tokens of answer, whatever follows them"
-    assert tree.counts.tolist() == [4]

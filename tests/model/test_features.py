@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from ebft.method.layout import StridedLayout
-from ebft.model.backbone import packed_hidden_states
 from ebft.model.features import FeatureNetwork, weight_fingerprint
 from tests.model.batches import DOCUMENTS, LAYOUT, T, check_features, some_packed
 from tests.models import VOCABULARY, tiny_model
@@ -86,25 +84,6 @@ class TestSources:
         network.update_average(model)
         new = model.model.get_parameter(name).float()
         torch.testing.assert_close(network.network.get_parameter(name), 0.81 * old + 0.19 * new)
-
-    def test_the_base_model_under_an_adapter(self) -> None:
-        model = tiny_model()
-        expected = self.features(FeatureNetwork(copy.deepcopy(model)))
-        adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj", "down_proj"], r=4))
-        with torch.no_grad():
-            for name, parameter in adapted.named_parameters():
-                if "lora_" in name:
-                    parameter.normal_()
-        network = FeatureNetwork(adapted, source="adapter_off")
-        assert list(network.parameters()) == []
-        adapted.train()
-        assert torch.equal(self.features(network), expected)
-        assert adapted.training
-        assert not torch.equal(self.features(FeatureNetwork(adapted, source="copy")), expected)
-        # The adapter is on again, and still trains.
-        packed = LAYOUT.pack(*random_batch(LAYOUT))
-        packed_hidden_states(adapted, packed, LAYOUT).sum().backward()
-        assert all(p.grad is not None for n, p in adapted.named_parameters() if "lora_B" in n)
 
 
 @pytest.mark.parametrize(

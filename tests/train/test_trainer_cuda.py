@@ -12,9 +12,7 @@ import torch
 from transformers import TrainerCallback
 
 from ebft import EBFTTrainer
-from tests.baselines.runs import ROWS, results_of, write_recipe, write_rows
-from tests.models import tiny_model
-from tests.tiny_tokenizer import END, byte_tokenizer
+from tests.baselines.runs import ROWS, make_model, results_of, write_recipe, write_rows
 from tests.train.small_runs import config, counting_text, small_model
 
 pytestmark = pytest.mark.cuda
@@ -49,8 +47,7 @@ def on_the_gpu(folder: Path, name: str, *options: str) -> dict[str, Any]:
     """The results of `ebft train` in a process of its own, so that process groups end with it."""
     base, rows = folder / "base", folder / "rows.jsonl"
     if not base.exists():
-        tiny_model("llama", vocab_size=259, num_hidden_layers=2, intermediate_size=128).save_pretrained(base)
-        byte_tokenizer(pad=END).save_pretrained(base)
+        make_model(base, intermediate_size=128)
         write_rows(rows, ROWS)
     recipe = write_recipe(folder, base, rows, use_cpu=False)
     command = [sys.executable, "-m", "ebft.cli", "train", "--config", str(recipe), "--output_dir", str(folder / name)]
