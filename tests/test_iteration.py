@@ -153,9 +153,11 @@ class TestWindow:
 def test_sequences_need_an_anchor() -> None:
     check_sequences(dataset([2] * 20), method(), None)  # packed, an anchor reaches over several documents
     check_sequences(dataset([10]), method(answer_only=True, stride=5), None)
+    check_sequences(dataset([10, T], packing=False), method(anchors="answer_start"), None)
     for data, changes, longest in (
         (dataset([3] * 4, packing=False), {"packing": False}, "document has 3"),
         (dataset([4, 5]), {"answer_only": True}, "answer has [23]"),
+        (dataset([2 * T, 1], packing=False), {"anchors": "answer_start"}, f"answer has {T}"),
     ):
         with pytest.raises(DataError, match=f"the longest {longest} tokens"):
             check_sequences(data, method(**changes), None)

@@ -29,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+def planned(capsys: Any, *arguments: object) -> dict[str, Any]:
     capsys.readouterr()
     assert cli.main(["plan", "--json", *map(str, arguments)]) == 0
     return json.loads(capsys.readouterr().out)
@@ -40,7 +40,7 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str,
     [(1, 165, "whole model", True), (8, 80, "fsdp2", False), (1, 48, "lora", False), (1, 14, "qlora", True)],
 )
 def test_what_gives_up_least_comes_first(
-    gpus: int, gib: int, strategy: str, checkpointing: bool, model: Path, capsys: pytest.CaptureFixture[str]
+    gpus: int, gib: int, strategy: str, checkpointing: bool, model: Path, capsys: Any
 ) -> None:
     arguments = ("--model", model, "--gpus", gpus, "--gpu-memory", gib)
     found = planned(capsys, *arguments)
@@ -64,7 +64,7 @@ def test_what_gives_up_least_comes_first(
     [("qwen-0.5b", 24, 14.2, "usual"), ("qwen-1.5b", 80, 39.2, "usual"), ("qwen-1.5b-lora", 16, 8.1, "peak")],
 )
 def test_the_recipes_of_real_models_fit_and_need_what_was_measured(
-    recipe: str, card: int, measured: float, which: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    recipe: str, card: int, measured: float, which: str, tmp_path: Path, capsys: Any
 ) -> None:
     shape = Qwen2Config(**SIZES).to_dict()
     if recipe == "qwen-0.5b":
@@ -76,7 +76,7 @@ def test_the_recipes_of_real_models_fit_and_need_what_was_measured(
     assert found["usual"] < found["peak"]
 
 
-def test_the_recipe_is_ready_to_paste(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_recipe_is_ready_to_paste(model: Path, tmp_path: Path, capsys: Any) -> None:
     given = ["plan", "--model", str(model), "--gpus", "8", "--gpu", "H100", "--tokens", "5e6", "--gamma", "0.1"]
     assert cli.main(given) == 0
     printed = capsys.readouterr().out
@@ -92,14 +92,14 @@ def test_the_recipe_is_ready_to_paste(model: Path, tmp_path: Path, capsys: pytes
     assert capsys.readouterr().err == f"ebft: {file}: File exists\n"
 
 
-def test_an_adapter_gets_a_learning_rate_of_its_own(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_adapter_gets_a_learning_rate_of_its_own(model: Path, capsys: Any) -> None:
     """Ten times the default, or what was meant for the whole model; what was meant for the adapter stays."""
     for given, rate in ((), 1e-5), (("--learning_rate=3e-6",), 3e-5), (("--lora", "--learning_rate=3e-6"), 3e-6):
         settings = planned(capsys, "--model", model, "--gpu-memory", 48, *given)["settings"]
         assert (settings["lora"], settings["learning_rate"]) == (True, rate)
 
 
-def test_nothing_fits_and_what_is_wrong(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_fits_and_what_is_wrong(model: Path, tmp_path: Path, capsys: Any) -> None:
     assert cli.main(["plan", "--model", str(model), "--gpu-memory", "4"]) == 0
     assert "Nothing fits: a shorter context_length" in capsys.readouterr().out
     for arguments, words in (

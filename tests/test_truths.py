@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from ebft.config.method import MethodConfig
 from ebft.data.packing import PADDING, DocumentIndex, SequenceDataset, TokenStore, collate, end_token_ids
 from ebft.data.row_format import Document
-from ebft.errors import DataError
-from ebft.iteration import check_sequences, make_layout, pack_to_score, roll_out, score
+from ebft.iteration import make_layout, pack_to_score, roll_out, score
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import sequence_seeds
 from ebft.model.features import FeatureNetwork
@@ -224,14 +223,3 @@ class TestAnswers:
         documents = self.documents[:15]
         batch, (expected, _) = batch_of(dataset_of(documents, packing)), usable_answers(documents, packing)
         check_sides(batch, method(document_masks=document_masks), expected, pooling)
-
-
-def test_rows_without_whole_answers_are_refused_as_data_but_not_as_a_batch() -> None:
-    config, words = method(), list(range(END + 1, END + 1 + T))
-    ends, question = end_token_ids(TOKENIZER, config.completions_end), Turn(False, words[: T - 2])
-    for document in ([Turn(False, words)], [Turn(True, words)], [question, Turn(True, [*words[:2], END])]):
-        dataset = dataset_of([document], packing=False)
-        assert not layout_of(batch_of(dataset), config).anchor_mask.any()
-        with pytest.raises(DataError, match="the longest answer has"):
-            check_sequences(dataset, config, ends)
-    check_sequences(dataset_of([[question, Turn(True, [words[0], END])]], packing=False), config, ends)

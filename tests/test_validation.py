@@ -33,9 +33,7 @@ def measured(trainer: Any) -> dict[str, float]:
     ],
     ids=str,
 )
-def test_identical_numbers_for_an_identical_model(
-    tiny: Path, sums: Path, tmp_path: Path, changes: dict[str, Any]
-) -> None:
+def test_equal_models_have_equal_numbers(tiny: Path, sums: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     made = make_trainers(tiny, sums, tmp_path, **changes)
     found = {name: measured(trainer) for name, trainer in made.items()}
     assert {f"eval_{name}{end}" for name in METRICS for end in ("", "_se")} == set(found["ebft"])

@@ -19,9 +19,7 @@ def test_a_file_and_flags_which_win(tmp_path: Path) -> None:
     assert recipe.given["horizon"] == 6
 
 
-def test_a_shipped_recipe_is_found_from_any_folder_and_a_file_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shipped_recipes_are_found_but_a_file_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert all(find_recipe(name).is_file() for name in shipped_names())
     assert read_values("quickstart")["output_dir"] == "runs/quickstart"

@@ -86,9 +86,7 @@ def rows_of(dataset: SequenceDataset) -> list[Row]:
 
 @given(documents_strategy, st.integers(1, 17), st.booleans(), st.integers(1, 12))
 @settings(max_examples=100, deadline=None)
-def test_sequences_equal_a_plain_concatenation(
-    drawn: list[list[tuple[int, bool]]], T: int, packing: bool, first: int
-) -> None:
+def test_sequences_are_concatenated(drawn: list[list[tuple[int, bool]]], T: int, packing: bool, first: int) -> None:
     """All of them, and the first few, which hold no more documents than they need; and the row that is not there."""
     documents = [Document([token for token, _ in document], [answer for _, answer in document]) for document in drawn]
     dataset = SequenceDataset(index_of(documents), T, packing, PAD_TOKEN)
@@ -217,9 +215,7 @@ def test_the_key_changes_with_everything_the_tokens_depend_on(file: Path, cache:
     assert texts(tokenize_source(str(file), byte_tokenizer()))[0] == "eno"
 
 
-def test_what_a_killed_process_left_is_not_taken_for_whole(
-    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_kill_left_is_not_taken_for_whole(file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(source: str, split: str) -> Iterator[dict[str, Any]]:
         yield from [*ROWS[:3], {"body": "b"}]
 

@@ -128,7 +128,7 @@ def test_resumed_on_another_number_of_processes(
 
 
 def test_what_the_launcher_says_of_a_killed_process(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     """The processes are small programs: all of the words are the launcher's."""
     output = tmp_path / "run"

@@ -78,9 +78,7 @@ def test_gradients_equal_those_of_plain_sequences(family: str, device_and_backen
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "gemma3"])  # heads, soft-caps and windows of all kinds
-def test_parts_of_completions_and_chunks_of_anchors_change_nothing(
-    monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
+def test_parts_of_completions_and_of_anchors_change_nothing(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     """The sdpa backend works through completions a part at a time, in the packed pass and in rollouts."""
     layout, _ = layouts()["documents"]
     ids, completions = random_batch(layout, seed=5)

@@ -199,9 +199,7 @@ def test_the_form_for_a_compiler_keeps_small_gradients_of_sure_rows() -> None:
 
 
 @pytest.mark.parametrize("softcap", [None, 2.5])
-def test_log_probs_at_several_temperatures_equal_a_softmax_of_each(
-    softcap: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_probs_at_temperatures_are_log_softmax(softcap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_entropy, "rows_per_chunk", lambda *_: 4)  # the last chunk is smaller
     problem = random_problem(3, softcap=softcap)
     targets, temperatures = problem.rows.targets[:, 0], (0.5, 1.0, 1.3)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ebft.method.layout import PackedLayout, StridedLayout
+from ebft.method.layout import StridedLayout
 from ebft.model.backbone import packed_hidden_states
 from ebft.model.features import FeatureNetwork
 from tests.models import VOCABULARY
-from tests.plain import places, plain_hidden_states, random_batch
+from tests.plain import plain_hidden_states
 
 T = 20
 DOCUMENTS = torch.tensor([[0] * 9 + [1] * 11, [0] * 17 + [-1] * 3])
@@ -32,24 +32,3 @@ def phi(plain: nn.Module, sequence: Tensor, length: int, taps: tuple[int, ...], 
     if network.normalize == "per_layer":
         return torch.cat([x / x.norm() for x in pooled])
     return torch.cat(pooled) / torch.cat(pooled).norm()
-
-
-def check_features(
-    network: FeatureNetwork,
-    plain: nn.Module,
-    layout: PackedLayout,
-    taps: tuple[int, ...] = (1, 2, 3),
-    documents: Tensor | None = None,
-    device: str = "cpu",
-    tolerance: float = 1e-5,
-) -> None:
-    """Of all completions and truths, against those of plain sequences."""
-    ids, completions = random_batch(layout)
-    generated, truth = network(layout.pack(ids, completions).to(device), layout)
-    assert generated.shape == (2, layout.num_anchors, layout.samples, network.width)
-    assert truth.shape == (2, layout.num_anchors, network.width)
-    for place in places(ids, completions, layout, documents):
-        at = (place.row, place.anchor_index, place.sample)
-        for found, sequence in (generated[at], place.sequence), (truth[at[:2]], place.truth_sequence):
-            expected = phi(plain, sequence.to(device), layout.horizon, taps, network)
-            assert (found - expected).abs().max() < tolerance

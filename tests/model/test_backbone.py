@@ -9,21 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    BloomConfig,
-    DiffLlamaConfig,
-    GptOssConfig,
-    LlamaConfig,
-    MambaConfig,
-    Phi3Config,
-    PhimoeConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, T5ForConditionalGeneration
 
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model import attention, backbone
@@ -42,10 +28,11 @@ from ebft.model.backbone import output_head as head_of
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import _generate, rollout
 from tests.model.batches import LAYOUT, some_loss, some_packed
-from tests.models import MIXTURES, SIZES, model_of, tiny_model
+from tests.models import MIXTURES, SIZES, config_of, model_of, tiny_model
 from tests.plain import off, places, plain_hidden_states, random_batch, untouched
 
 SINKS = {**SIZES, "num_hidden_layers": 2, "head_dim": 16, "num_local_experts": 4, "sliding_window": 64}
+FEW = dict(vocab_size=20, hidden_size=8)
 from_config = AutoModelForCausalLM.from_config
 
 
@@ -53,10 +40,10 @@ class TestUnsupportedModels:
     @pytest.mark.parametrize(
         ("make", "why"),
         [
-            (lambda: from_config(MambaConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1)), "linear_attention"),
-            (lambda: from_config(BloomConfig(vocab_size=20, hidden_size=8, n_layer=1, n_head=2)), "does not pass"),
-            (lambda: T5ForConditionalGeneration(T5Config(vocab_size=20, d_model=8, num_layers=1)), "decoder-only"),
-            (lambda: from_config(GptOssConfig(**SINKS)), "gives attention 's_aux'"),
+            (lambda: from_config(config_of("mamba", **FEW, num_hidden_layers=1)), "linear_attention"),
+            (lambda: from_config(config_of("bloom", **FEW, n_layer=1, n_head=2)), "does not pass"),
+            (lambda: T5ForConditionalGeneration(config_of("t5", **FEW, num_layers=1)), "decoder-only"),
+            (lambda: from_config(config_of("gpt_oss", **SINKS)), "gives attention 's_aux'"),
             (lambda: tiny_model("gpt2").train(), "gives attention 'dropout'"),
             (lambda: tiny_model().model, "AutoModelForCausalLM"),
         ],
@@ -137,7 +124,7 @@ def test_the_head_scales_and_caps_as_the_model_does(family: str, setting: str, v
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 24, "pad_token_id": 0}
-    model = from_config(AutoConfig.for_model(family, **sizes, **{setting: value})).eval()
+    model = from_config(config_of(family, **sizes, **{setting: value})).eval()
     ids, head = torch.arange(1, 9)[None], head_of(model)
     logits = decoder_of(model)(ids).last_hidden_state @ head.weight.T * head.scale
     logits = logits if head.softcap is None else head.softcap * torch.tanh(logits / head.softcap)
@@ -150,19 +137,19 @@ SWITCH = 14
 
 
 def phimoe(**changes: float) -> PreTrainedConfig:
-    return PhimoeConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=5, **changes)
+    return config_of("phimoe", **SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=5, **changes)
 
 
 def dynamic() -> PreTrainedConfig:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
-    return LlamaConfig(**SIZES | dict(max_position_embeddings=SWITCH, rope_parameters=rope))
+    return config_of("llama", **SIZES | dict(max_position_embeddings=SWITCH, rope_parameters=rope))
 
 
 def longrope() -> PreTrainedConfig:
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0}
     rope |= {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
     lengths = dict(max_position_embeddings=4 * SWITCH, original_max_position_embeddings=SWITCH)
-    return Phi3Config(**SIZES | lengths | dict(pad_token_id=0, rope_parameters=rope))
+    return config_of("phi3", **SIZES | lengths | dict(pad_token_id=0, rope_parameters=rope))
 
 
 class TestWindows:
@@ -205,7 +192,7 @@ class TestPositionsThatDependOnTheLength:
 def test_layers_whose_keys_a_rollout_cannot_keep_apart() -> None:
     """Two calls of attention in a layer: the packed pass is right, and the second call overwrites the first's keys."""
     with pytest.raises(ValueError, match="other logits in the cached passes of a rollout"):
-        prepare_model(model_of(DiffLlamaConfig(**SIZES)))
+        prepare_model(model_of(config_of("diffllama", **SIZES)))
 
 
 def test_experts_that_are_drawn_at_random_in_training() -> None:
@@ -219,7 +206,7 @@ class TestNarrowWeights:
     """Rounding to bf16 grows through a deep model; the check is about what the model computes, not about that."""
 
     def rugged(self) -> PreTrainedModel:
-        model = model_of(LlamaConfig(**SIZES | dict(num_hidden_layers=24, tie_word_embeddings=True)))
+        model = model_of(config_of("llama", **SIZES | dict(num_hidden_layers=24, tie_word_embeddings=True)))
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() == 2:

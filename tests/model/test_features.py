@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,24 @@ from torch import Tensor, nn
 
 from ebft.method.layout import StridedLayout
 from ebft.model.features import FeatureNetwork, weight_fingerprint
-from tests.model.batches import DOCUMENTS, LAYOUT, T, check_features, some_packed
+from tests.model.batches import DOCUMENTS, LAYOUT, T, phi, some_packed
 from tests.models import VOCABULARY, tiny_model
-from tests.plain import plain_hidden_states, random_batch, untouched
+from tests.plain import places, plain_hidden_states, random_batch, untouched
 from tests.tiny_tokenizer import byte_tokenizer
+
+
+def check_features(network: FeatureNetwork, plain: nn.Module, taps: Any, device: str, tolerance: float) -> None:
+    """Of all completions and truths, against those of plain sequences."""
+    layout = StridedLayout(T, 3, 4, 2, document_ids=DOCUMENTS)
+    ids, completions = random_batch(layout)
+    generated, truth = network(layout.pack(ids, completions).to(device), layout)
+    assert generated.shape == (2, layout.num_anchors, layout.samples, network.width)
+    assert truth.shape == (2, layout.num_anchors, network.width)
+    for place in places(ids, completions, layout, DOCUMENTS):
+        at = (place.row, place.anchor_index, place.sample)
+        for found, sequence in (generated[at], place.sequence), (truth[at[:2]], place.truth_sequence):
+            expected = phi(plain, sequence.to(device), layout.horizon, taps, network)
+            assert (found - expected).abs().max() < tolerance
 
 
 @pytest.mark.parametrize(("pooling", "normalize"), [("last", "per_layer"), ("mean", "joint")])
@@ -22,9 +37,8 @@ def test_features_equal_those_of_plain_sequences(
 ) -> None:
     device, backend = device_and_backend
     model = tiny_model(family).to(device)
-    plain, layout = untouched(model), StridedLayout(T, 3, 4, 2, document_ids=DOCUMENTS)
-    network = FeatureNetwork(model, pooling=pooling, normalize=normalize, backend=backend)
-    check_features(network, plain, layout, documents=DOCUMENTS, device=device, tolerance=tolerance)
+    plain, network = untouched(model), FeatureNetwork(model, pooling=pooling, normalize=normalize, backend=backend)
+    check_features(network, plain, (1, 2, 3), device, tolerance)
 
 
 class TestSources:
@@ -93,7 +107,7 @@ def test_taps(layers: tuple[float, ...], taps: tuple[int, ...]) -> None:
     model = tiny_model()
     network = FeatureNetwork(model, layers=layers)
     assert network.taps == taps
-    check_features(network, untouched(model), StridedLayout(T, 3, 4, 2), taps)
+    check_features(network, untouched(model), taps, "cpu", 1e-5)
 
 
 def test_a_tap_of_the_last_layer_is_taken_before_the_final_norm() -> None:

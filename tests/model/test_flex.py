@@ -14,8 +14,16 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma3TextConfig, L
 
 from ebft.method.layout import PackedLayout, StridedLayout
 from ebft.model import flex
-from tests.model import compiled_models as gpu
-from tests.models import SIZES
+from ebft.model.backbone import (
+    compile_layers,
+    copy_in_dtype,
+    decoder_of,
+    output_head,
+    packed_hidden_states,
+    prepare_model,
+)
+from ebft.model.rollout import rollout
+from tests.models import SIZES, VOCABULARY, tiny_model
 
 
 @st.composite
@@ -70,9 +78,7 @@ def test_the_masks_of_the_kernels_are_the_rule(case: tuple[PackedLayout, int | N
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize(("step", "room"), [(0, 1), (5, 6), (7, 8), (9, 16), (20, 39)])
-def test_context_and_own_tokens_merge_to_one_softmax(
-    step: int, room: int, window: int | None, softcap: float | None
-) -> None:
+def test_context_and_own_tokens_are_merged(step: int, room: int, window: int | None, softcap: float | None) -> None:
     b, kv, repeat, B, n, d, T = 2, 2, 3, 2, 2, 5, 11
     generator = torch.Generator().manual_seed(step)
     q = torch.randn(b, kv * repeat, B * n, d, generator=generator)
@@ -97,6 +103,53 @@ def test_context_and_own_tokens_merge_to_one_softmax(
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+# ---- compiled models on a GPU ------------------------------------------------------------------------------
+
+LENGTH = 200  # more than one block of attention
+DOCUMENTS = (torch.rand(2, LENGTH, generator=torch.Generator().manual_seed(0)) < 0.02).long().cumsum(1)
+DOCUMENTS[1, 180:] = -1
+LAYOUT = StridedLayout(LENGTH, 5, 4, 3, document_ids=DOCUMENTS, fixed_shape=True)
+IDS = torch.randint(VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+
+
+def compiled_model(family: str, dtype: torch.dtype, head: int) -> Any:
+    return compiled_copy(tiny_model(family, hidden_size=128, head_dim=head), dtype)
+
+
+def compiled_copy(model: Any, dtype: torch.dtype) -> Any:
+    copied, _ = copy_in_dtype(model.cuda(), dtype)
+    prepare_model(copied)
+    compile_layers(decoder_of(copied))
+    return copied
+
+
+def plain_copy(compiled: Any) -> Any:
+    """In float32, with nothing compiled: the weights are as rounded, so that only the computation differs."""
+    reference, _ = copy_in_dtype(compiled, torch.float32)
+    for layer in decoder_of(reference).layers:
+        layer.__class__ = type(layer).__mro__[1]
+    return reference
+
+
+def packed_ids() -> Tensor:
+    return LAYOUT.pack(IDS, torch.randint(VOCABULARY, (2, LAYOUT.num_anchors, 3, 5))).cuda()
+
+
+def log_probs_of(model: Any, packed: Tensor, backend: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """And the gradients of some loss, by weight."""
+    model.zero_grad()
+    hidden = packed_hidden_states(model, packed, LAYOUT, backend)
+    weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(9)).to(hidden.device)
+    (hidden.float() * weights).mean().backward()
+    with torch.no_grad():
+        logits = output_head(model).logits(hidden.flatten(0, 1))
+    return logits.log_softmax(-1), {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 @pytest.mark.parametrize(
@@ -106,13 +159,13 @@ def test_context_and_own_tokens_merge_to_one_softmax(
 )
 def test_compiled_flex_equals_a_float32_reference(family: str, dtype: torch.dtype, tolerance: float, head: int) -> None:
     """Wide heads may have finer blocks, and without `wait_for_stores` a race: so three passes."""
-    model = gpu.compiled_model(family, dtype, head)
-    packed = gpu.packed_ids(0)
-    expected, gradients = gpu.log_probs_of(gpu.plain_copy(model), packed, 0, "sdpa")
+    model = compiled_model(family, dtype, head)
+    packed = packed_ids()
+    expected, gradients = log_probs_of(plain_copy(model), packed, "sdpa")
     for _ in range(3):
-        found, of_weights = gpu.log_probs_of(model, packed, 0, "flex")
-        assert gpu.error(found, expected) < tolerance
-        assert max(gpu.error(of_weights[name], gradients[name]) for name in gradients) < 3 * tolerance
+        found, of_weights = log_probs_of(model, packed, "flex")
+        assert error(found, expected) < tolerance
+        assert max(error(of_weights[name], gradients[name]) for name in gradients) < 3 * tolerance
 
 
 # Widths of the model, query heads, key heads, width of a head, width of the feed-forward.
@@ -141,9 +194,30 @@ def test_compiled_gradients_are_those_of_float32(name: str, backend: str) -> Non
     """Without `wait_for_stores` those of Gemma 3 were noise, by chance (results/replication/wide-heads.txt). What is
     allowed is rounding to bf16: the largest of these was 3.3 %."""
     torch.manual_seed(0)
-    model = gpu.compiled_copy(AutoModelForCausalLM.from_config(config_of(name)), torch.bfloat16)
-    packed = gpu.packed_ids(0)
-    _, expected = gpu.log_probs_of(gpu.plain_copy(model), packed, 0, "sdpa")
+    model = compiled_copy(AutoModelForCausalLM.from_config(config_of(name)), torch.bfloat16)
+    packed = packed_ids()
+    _, expected = log_probs_of(plain_copy(model), packed, "sdpa")
     for _ in range(4):
-        _, found = gpu.log_probs_of(model, packed, 0, backend)
-        assert max(gpu.error(found[weight], expected[weight]) for weight in expected) < 0.06
+        _, found = log_probs_of(model, packed, backend)
+        assert max(error(found[weight], expected[weight]) for weight in expected) < 0.06
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("head", [32, 64, 128])
+def test_sampled_log_probs_are_training_log_probs(head: int) -> None:
+    """Tokens drawn from the cached pass, in bf16, are as likely under the packed pass up to rounding."""
+    model = compiled_model("llama", torch.bfloat16, head)
+    ids, where = IDS.cuda(), StridedLayout(LENGTH, 5, 4, 3)
+    by_flex, by_sdpa = (rollout(model, ids, where, temperature=0.0, backend=b) for b in ("flex", "sdpa"))  # type: ignore[arg-type]
+    assert float((by_flex == by_sdpa).float().mean()) > 0.9, "but for ties in bf16"
+    completions = rollout(model, ids, where, temperature=1.0, seeds=torch.tensor([1, 2]), backend="flex")
+    packed = where.pack(ids, completions)
+    rows = []
+    for backend in ("flex", "sdpa"):
+        with torch.no_grad():
+            hidden = packed_hidden_states(model, packed, where, backend)  # type: ignore[arg-type]
+            log_p = output_head(model).logits(hidden.flatten(0, 1)).log_softmax(-1).unflatten(0, hidden.shape[:2])
+        of_completions = where.completions(log_p)[:, :, :, :-1]
+        rows.append(of_completions.gather(-1, completions[..., 1:, None]))
+    assert float((rows[0] - rows[1]).abs().mean()) < 0.05
+    assert float((rows[0].exp().mean() - rows[1].exp().mean()).abs()) < 0.01

@@ -25,34 +25,28 @@ def finished(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -
     return folder / "out"
 
 
-def assert_same_weights(one: Path, other: Path) -> None:
-    found, expected = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (one, other))
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
-
-
 @pytest.mark.parametrize(
-    ("name", "same", "words"),
-    [("", "final", "fine-tuned with Energy-Based"), ("checkpoint-2", "checkpoint-2", "max_steps: 3")],
+    ("name", "same", "words", "dtype"),
+    [
+        ("", "final", "fine-tuned with Energy-Based", torch.float32),
+        ("checkpoint-2", "checkpoint-2", "max_steps: 3", torch.bfloat16),
+    ],
 )
-def test_a_run_or_checkpoint_becomes_an_ordinary_folder(
-    name: str, same: str, words: str, finished: Path, tmp_path: Path
-) -> None:
+def test_what_is_exported(name: str, same: str, words: str, dtype: torch.dtype, finished: Path, tmp_path: Path) -> None:
     before, output = os.umask(0o027), tmp_path / "out"
+    arguments = ["export", str(finished / name), "--output", str(output)]
     try:
-        assert cli.main(["export", str(finished / name), "--output", str(output)]) == 0
+        assert cli.main([*arguments, *(["--dtype", "bfloat16"] if dtype == torch.bfloat16 else [])]) == 0
     finally:
         os.umask(before)
-    assert_same_weights(output, finished / same)
+    assert cli.main(arguments) == 2, "it is there already"
+    models = [AutoModelForCausalLM.from_pretrained(folder, dtype="auto") for folder in (output, finished / same)]
+    for found, trained in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(found, trained.to(dtype))
+        assert found.dtype == dtype
     assert not {file.name for file in output.iterdir()} & {"optimizer.pt", "trainer_state.json", "recipe.yaml"}
     assert (output / "model.safetensors").stat().st_mode & 0o777 == 0o640, "read by whom the umask lets"
     card = (output / "README.md").read_text(encoding="utf-8")
     assert card.startswith("---\ntags: [ebft]\nlibrary_name: transformers\n")
     assert words in card
     assert (output / "curves.png").exists() == (same == "final")
-
-
-def test_another_precision(finished: Path, tmp_path: Path) -> None:
-    assert cli.main(["export", str(finished), "--output", str(finished)]) == 2, "it is there already"
-    assert cli.main(["export", str(finished), "--output", str(tmp_path / "bf16"), "--dtype", "bfloat16"]) == 0
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "bf16", dtype="auto")
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}

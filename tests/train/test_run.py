@@ -62,9 +62,7 @@ def test_change_of_a_run_that_is_stopped_resumed_and_continued(
     assert (again["steps"], again["change"]["eval_cfm"]) == (5, pytest.approx(expected))
 
 
-def test_prompts_are_answered_and_curves_are_live(
-    tiny: Path, sums: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prompts_are_answered_and_curves_are_live(tiny: Path, sums: Path, tmp_path: Path, capsys: Any) -> None:
     EventAccumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
     changes = {"learning_rate": 0.03, "show_prompts": 2, "report_to": "tensorboard"}
     recipe, output = write_recipe(tmp_path, tiny, sums, max_steps=2, eval_strategy="no", **changes), tmp_path / "out"

@@ -96,7 +96,7 @@ ROWS = [
     ],
 )
 def test_what_is_often_not_meant(
-    rows: list[Any], settings: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    rows: list[Any], settings: dict[str, Any], said: str, tmp_path: Path, caplog: Any
 ) -> None:
     for _ in range(2):  # the second time from the cache
         caplog.clear()
@@ -114,7 +114,7 @@ def test_what_is_often_not_meant(
     ],
 )
 def test_documents_that_are_cut_or_longer_than_the_model_was_made_for(
-    length: int, packing: bool, apart: bool, said: str, caplog: pytest.LogCaptureFixture
+    length: int, packing: bool, apart: bool, said: str, caplog: Any
 ) -> None:
     look_at_lengths(
         tiny_model("llama"), SequenceDataset(dataset([length]).index, 257, packing), "context_length", apart
