@@ -11,6 +11,7 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow
 import pyarrow.parquet
@@ -102,10 +103,7 @@ def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    def unreachable(*_: Any, **__: Any) -> None:
-        raise ConnectionError
-
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=ConnectionError))
     monkeypatch.setattr(rows, "hub_unreachable", lambda: "the hub is away")
     for check in (read, check_source):
         with pytest.raises(DataError, match=r"someone/somedata is no file.*: the hub is away; give a local copy"):

@@ -67,21 +67,25 @@ BETA = 0.8
 TEMPERATURE = 0.7
 
 
-def kl_of_completions(theta: Tensor, q_theta: Tensor, end_token: int | None) -> Tensor:
-    """KL(p || q) between what the two models write up to the end token: the mean log-ratio over all outcomes."""
+@pytest.mark.parametrize("end_token", [None, 3])
+@pytest.mark.parametrize("kl_weight", [0.0, 1 / BETA])
+def test_the_loss_is_an_unbiased_gradient_of_the_regularised_objective(kl_weight: float, end_token: int | None) -> None:
+    """The expectation of the gradient of `ebft_loss` over all pairs of completions, each a row of a batch: two context
+    tokens, an anchor between them, two completions. Hidden states are logits (times the temperature) and the head is
+    the identity: the gradient of each row is at hand and can be weighted by the probability of its pair."""
+    theta, q_theta = normal(4, 1 + V, V).requires_grad_(), normal(5, 1 + V, V)
+    features, target = normal(3, COUNT, 6), normal(6, 6)
+    if end_token is not None:  # what differs only after the end token has the same features
+        features[end_token * V : (end_token + 1) * V] = features[end_token * V].clone()
+    # KL(p || q) between what the two models write up to the end token: the mean log-ratio over all outcomes.
     ratio = theta.log_softmax(-1) - q_theta.log_softmax(-1)
     of_outcome = [
         ratio[0, first] + (ratio[1 + first, second] if first != end_token else 0) for first, second in COMPLETIONS
     ]
-    return log_probabilities(theta).exp() @ torch.stack(of_outcome)
+    p = log_probabilities(theta).exp()
+    objective = (p @ features - target).square().sum() + kl_weight * (p @ torch.stack(of_outcome))
+    (exact,) = torch.autograd.grad(objective, theta)
 
-
-def expected_loss_gradient(
-    theta: Tensor, q_theta: Tensor, features: Tensor, target: Tensor, kl_weight: float, end_token: int | None
-) -> Tensor:
-    """The expectation of the gradient of `ebft_loss` over all pairs of completions, each a row of a batch: two context
-    tokens, an anchor between them, two completions. Hidden states are logits (times the temperature) and the head is
-    the identity: the gradient of each row is at hand and can be weighted by the probability of its pair."""
     n, G, T = 2, 2, 2
     layout = PackedLayout(T, G, n, torch.tensor([1]))
     pairs = all_tuples(COUNT, n)
@@ -95,31 +99,14 @@ def expected_loss_gradient(
     states = torch.zeros(b, layout.packed_length, dtype=torch.long)
     for j in range(n):
         states[:, layout.completion_slots[0, j, 0]] = 1 + tokens[:, j, 0]
-    theta = theta.detach().requires_grad_()
-    hidden = TEMPERATURE * theta[states]
-    head = Head(torch.eye(V, dtype=torch.float64))
-    lengths = torch.where(tokens[:, None, :, 0] == end_token, 1, 2) if end_token is not None else None
-    found = ebft_loss(
+    hidden, head = TEMPERATURE * theta[states], Head(torch.eye(V, dtype=torch.float64))
+    loss = ebft_loss(
         *(hidden, head, packed, layout, advantages[:, None], TEMPERATURE),
-        completion_lengths=lengths,
+        completion_lengths=None if end_token is None else torch.where(tokens[:, None, :, 0] == end_token, 1, 2),
         reference=Reference(TEMPERATURE * q_theta[states], head),
         kl_weight=kl_weight,
         generated_tokens=n,  # so that the sum is the mean over samples, per completion and not per token
-    )
-    (by_row,) = torch.autograd.grad(found.loss, hidden, retain_graph=True)
-    probability = log_probabilities(theta).detach().exp()[pairs].prod(1)
-    return torch.autograd.grad(hidden, theta, probability[:, None, None] * by_row)[0]
-
-
-@pytest.mark.parametrize("end_token", [None, 3])
-@pytest.mark.parametrize("kl_weight", [0.0, 1 / BETA])
-def test_the_loss_is_an_unbiased_gradient_of_the_regularised_objective(kl_weight: float, end_token: int | None) -> None:
-    theta, q_theta = normal(4, 1 + V, V).requires_grad_(), normal(5, 1 + V, V)
-    features, target = normal(3, COUNT, 6), normal(6, 6)
-    if end_token is not None:  # what differs only after the end token has the same features
-        features[end_token * V : (end_token + 1) * V] = features[end_token * V]
-    mean = log_probabilities(theta).exp() @ features
-    objective = (mean - target).square().sum() + kl_weight * kl_of_completions(theta, q_theta, end_token)
-    (exact,) = torch.autograd.grad(objective, theta)
-    found = expected_loss_gradient(theta, q_theta, features, target, kl_weight, end_token)
+    ).loss
+    (by_row,) = torch.autograd.grad(loss, hidden, retain_graph=True)
+    (found,) = torch.autograd.grad(hidden, theta, p.detach()[pairs].prod(1)[:, None, None] * by_row)
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-6)  # the weights of tokens are float32

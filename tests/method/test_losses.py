@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from ebft.method.cross_entropy import Head, Reference
 from ebft.method.layout import PackedLayout, StridedLayout
@@ -44,29 +44,6 @@ CASES: dict[str, tuple[PackedLayout, list[list[int | None]], list[list[int]]]] =
         [[1, 2, 3]] * 2,
     ),
 }
-
-
-def random_arguments(seed: int, name: str, ends: bool = False, kl_weight: float = 0.0, **more: Any) -> dict[str, Any]:
-    """Of `ebft_loss`."""
-    g = torch.Generator().manual_seed(seed)
-    layout = CASES[name][0]
-    S, shape, G = layout.packed_length, (ROWS, layout.num_anchors, layout.samples), layout.horizon
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=g, dtype=torch.float64)
-
-    return {
-        "hidden": normal(ROWS, S, D).requires_grad_(),
-        "head": Head(normal(V, D).requires_grad_()),
-        "packed_ids": torch.randint(0, V, (ROWS, S), generator=g),
-        "layout": layout,
-        "advantages": normal(*shape),
-        "temperature": 0.6,
-        "completion_lengths": torch.randint(1, G + 1, shape, generator=g) if ends else None,
-        "reference": Reference(normal(ROWS, S, D + 1), Head(normal(V, D + 1))) if kl_weight else None,
-        "kl_weight": kl_weight,
-        **more,
-    }
 
 
 def expected_terms(name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -133,8 +110,22 @@ def expected_terms(name: str, given: dict[str, Any]) -> dict[str, Any]:
 def test_loss_and_gradient_equal_the_formula(
     seed: int, name: str, gamma: float, ends: bool, kl_weight: float, counts: Any, chunk_rows: int | None
 ) -> None:
-    shared = dict(zip(("generated_tokens", "truth_tokens"), counts or (), strict=False))
-    given = random_arguments(seed, name, ends, kl_weight, gamma=gamma, **shared)
+    g, layout = torch.Generator().manual_seed(seed), CASES[name][0]
+    S, shape, G = layout.packed_length, (ROWS, layout.num_anchors, layout.samples), layout.horizon
+    normal = partial(torch.randn, generator=g, dtype=torch.float64)
+    given = {
+        "hidden": normal(ROWS, S, D).requires_grad_(),
+        "head": Head(normal(V, D).requires_grad_()),
+        "packed_ids": torch.randint(0, V, (ROWS, S), generator=g),
+        "layout": layout,
+        "advantages": normal(*shape),
+        "temperature": 0.6,
+        "completion_lengths": torch.randint(1, G + 1, shape, generator=g) if ends else None,
+        "reference": Reference(normal(ROWS, S, D + 1), Head(normal(V, D + 1))) if kl_weight else None,
+        "kl_weight": kl_weight,
+        "gamma": gamma,
+        **dict(zip(("generated_tokens", "truth_tokens"), counts or (), strict=False)),
+    }
     constants = [given["advantages"], *([given["reference"].hidden] if kl_weight else [])]
     for constant in constants:
         constant.requires_grad_()

@@ -50,12 +50,6 @@ def thin_svd(generated: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return U[:, kept], S[kept], Vh[kept]
 
 
-def well_conditioned(generated: Tensor) -> bool:
-    """Other draws would only test the tolerance on singular values."""
-    _, S, _ = thin_svd(generated)
-    return bool(S[-1] > 1e-3 * S[0])
-
-
 def sums_that_decide_the_sign(generated: Tensor) -> Tensor:
     """K^{dagger/2} 1 with K^{dagger/2} = V S^-1 V^T: `reference` takes their sign."""
     _, S, Vh = thin_svd(generated)
@@ -105,7 +99,8 @@ def test_every_whitening_equals_the_feature_space_formula(
     generated = torch.stack([features[chosen[:n]] for chosen in copies])  # equal numbers are equal completions
     truths = generated[:, 0] if drawn else random_features(seed + 1, len(copies), D)
     for samples in generated:
-        assume(well_conditioned(samples))
+        _, S, _ = thin_svd(samples)
+        assume(S[-1] > 1e-3 * S[0])  # other draws would only test the tolerance on singular values
         sums = sums_that_decide_the_sign(samples)
         assume(whitening != "reference" or bool(sums.abs().min() > 1e-6 * sums.abs().max()))
     found = feature_matching_rewards(generated, truths, whitening)
@@ -195,22 +190,18 @@ def test_groups_equal_loops(completions: list[list[int]], truth: list[int]) -> N
 # ---- advantages --------------------------------------------------------------------------------------------
 
 
-def mean_reward(chosen: list[int], features: Tensor, truth: Tensor, alpha: float) -> float:
-    """Without whitening, of samples that are among themselves; of none it is 0."""
-    total = 0.0
-    for i in chosen:
-        diversity = sum(float(features[i] @ features[m]) for m in chosen if m != i) * 2 / max(len(chosen) - 1, 1)
-        total += 2 * float(features[i] @ truth) - alpha * diversity
-    return total / max(len(chosen), 1)
-
-
 @SETTINGS
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 8), alpha=st.floats(0, 1))
 def test_the_baseline_is_the_mean_reward_of_the_others_among_themselves(seed: int, n: int, alpha: float) -> None:
     features, truth = random_features(seed, n, 5), random_features(seed + 1, 5)
     alignment, diversity = feature_matching_rewards(features, truth, "none")
     found = alignment - alpha * diversity - leave_one_out_advantages(alignment, diversity, alpha)
-    expected = [mean_reward([i for i in range(n) if i != j], features, truth, alpha) for j in range(n)]
+    expected = []
+    for j in range(n):  # of none it is 0
+        others = [features[i] for i in range(n) if i != j]
+        diversities = over_others(torch.dot, others)
+        rewards = [2 * float(x @ truth) - alpha * y for x, y in zip(others, diversities, strict=True)]
+        expected.append(sum(rewards) / max(n - 1, 1))
     assert found.tolist() == pytest.approx(expected, abs=1e-9)
     if n >= 3:
         assert float(leave_one_out_advantages(alignment, diversity, alpha).sum()) == pytest.approx(0, abs=1e-9)

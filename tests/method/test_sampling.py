@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from ebft.method.sampling import sample_with_entropy, sequence_seeds, truncate, uniforms
 
@@ -57,10 +56,6 @@ GRID = 1024
 EVENLY_SPACED = torch.arange(GRID) / GRID
 
 
-def random_logits(seed: int, V: int) -> Tensor:
-    return 2 * torch.randn(V, generator=torch.Generator().manual_seed(seed))
-
-
 def likeliest_set(probabilities: list[float], top_k: int | None, top_p: float | None) -> list[int]:
     order = sorted((v for v, p in enumerate(probabilities) if p > 0), key=lambda v: -probabilities[v])[:top_k]
     if top_p is not None:
@@ -90,7 +85,7 @@ def test_frequencies_equal_probabilities(
     """Over evenly spaced numbers, a token is taken exactly as often as its probability says, +-1; at the ends of the
     interval none of probability zero."""
     V, numbers = len(possible), torch.cat([EVENLY_SPACED, torch.tensor([0.0, 2.0**-23, 1 - 2.0**-23])])
-    rows = torch.stack([random_logits(seed, V), random_logits(seed + 1, V)])
+    rows = 2 * torch.randn(2, V, generator=torch.Generator().manual_seed(seed))
     rows = rows.masked_fill(~torch.tensor(possible), float("-inf"))
     drawn, _ = sample_with_entropy(rows, numbers.expand(2, -1), temperature, top_k, top_p)
     truncated = truncate(rows / temperature, top_k, top_p)
