@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ebft.method.layout import PackedLayout
+from ebft.method.layout import PackedLayout, StridedLayout
+from ebft.model.backbone import packed_hidden_states
 from tests.models import VOCABULARY
+
+T = 20
+DOCUMENTS = torch.tensor([[0] * 9 + [1] * 11, [0] * 17 + [-1] * 3])
+LAYOUT = StridedLayout(16, 3, 4, 2)
 
 
 def random_batch(layout: PackedLayout, seed: int = 0, rows: int = 2) -> tuple[Tensor, Tensor]:
@@ -81,3 +87,24 @@ def plain_logits(model: PreTrainedModel, sequence: Tensor) -> Tensor:
 
 def plain_hidden_states(model: PreTrainedModel, sequence: Tensor) -> tuple[Tensor, ...]:
     return plain_outputs(model, sequence)[1]
+
+
+# ---- small batches ----------------------------------------------------------------------------------------
+
+
+def some_packed(seed: int = 0) -> Tensor:
+    return torch.randint(VOCABULARY, (2, LAYOUT.packed_length), generator=torch.Generator().manual_seed(seed))
+
+
+def some_loss(model: nn.Module, ids: Tensor) -> Tensor:
+    hidden = packed_hidden_states(model, ids, LAYOUT).float()
+    return (hidden * torch.randn(hidden.shape, generator=torch.Generator().manual_seed(9))).mean()
+
+
+def phi(plain: nn.Module, sequence: Tensor, length: int, taps: tuple[int, ...], network: Any) -> Tensor:
+    """Of a plain sequence whose last `length` tokens are the completion."""
+    states = plain_hidden_states(plain, sequence)
+    pooled = [states[t][-1] if network.pooling == "last" else states[t][-length:].mean(0) for t in taps]
+    if network.normalize == "per_layer":
+        return torch.cat([x / x.norm() for x in pooled])
+    return torch.cat(pooled) / torch.cat(pooled).norm()

@@ -56,7 +56,7 @@ class TestWindow:
         return prepare_window(*networks, batches, config, step=3, end_token_ids=ends)
 
     def by_sequence(self, micro_batches: list[dict[str, Any]]) -> dict[Any, Any]:
-        """The advantages of every sequence, told by its text, its completions and their lengths, of anchors that count."""
+        """The advantages of every sequence, told by its text, completions and their lengths, where anchors count."""
         found = {}
         for batch in micro_batches:
             layout, lengths = batch["layout"], batch["completion_lengths"]

@@ -19,9 +19,8 @@ from ebft.iteration import make_layout, pack_to_score, roll_out, score
 from ebft.method.layout import PackedLayout
 from ebft.method.sampling import sequence_seeds
 from ebft.model.features import FeatureNetwork
-from tests.model.batches import phi
 from tests.models import VOCABULARY, tiny_model
-from tests.plain import untouched
+from tests.plain import phi, untouched
 
 T, G, STRIDE, END = 24, 6, 4, 7
 TOKENIZER = SimpleNamespace(eos_token_id=END, pad_token_id=END)  # padding is not told by its token

@@ -74,7 +74,7 @@ def likeliest_set(probabilities: list[float], top_k: int | None, top_p: float | 
 @SETTINGS
 @given(
     seed=st.integers(0, 10**6),
-    possible=st.lists(st.booleans(), min_size=1, max_size=30).filter(any),
+    possible=st.lists(st.booleans(), min_size=1, max_size=40).filter(any),
     temperature=st.floats(0.05, 3),
     top_k=st.none() | st.integers(1, 14),
     top_p=st.none() | st.floats(0.05, 1),

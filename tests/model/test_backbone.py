@@ -27,9 +27,8 @@ from ebft.model.backbone import (
 from ebft.model.backbone import output_head as head_of
 from ebft.model.features import FeatureNetwork
 from ebft.model.rollout import _generate, rollout
-from tests.model.batches import LAYOUT, some_loss, some_packed
 from tests.models import MIXTURES, SIZES, config_of, model_of, tiny_model
-from tests.plain import off, places, plain_hidden_states, random_batch, untouched
+from tests.plain import LAYOUT, off, places, plain_hidden_states, random_batch, some_loss, some_packed, untouched
 
 SINKS = {**SIZES, "num_hidden_layers": 2, "head_dim": 16, "num_local_experts": 4, "sliding_window": 64}
 FEW = dict(vocab_size=20, hidden_size=8)

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from ebft.method.layout import StridedLayout
 from ebft.model.features import FeatureNetwork, weight_fingerprint
-from tests.model.batches import DOCUMENTS, LAYOUT, T, phi, some_packed
 from tests.models import VOCABULARY, tiny_model
-from tests.plain import places, plain_hidden_states, random_batch, untouched
+from tests.plain import DOCUMENTS, LAYOUT, T, phi, places, plain_hidden_states, random_batch, some_packed, untouched
 from tests.tiny_tokenizer import byte_tokenizer
 
 

@@ -15,8 +15,8 @@ from ebft.model import rollout as rollout_module
 from ebft.model.attention import Computed
 from ebft.model.backbone import output_head, packed_hidden_states, prepare_model
 from ebft.model.rollout import _generate, expected_sizes, rollout
-from tests.model.batches import DOCUMENTS, T
 from tests.models import VOCABULARY, tiny_model
+from tests.plain import DOCUMENTS, T
 
 SEEDS = torch.tensor([11, 5])
 
