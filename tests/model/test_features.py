@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ebft.method.layout import StridedLayout
 from ebft.model.features import FeatureNetwork, weight_fingerprint
 from tests.models import VOCABULARY, tiny_model
-from tests.plain import DOCUMENTS, LAYOUT, T, phi, places, plain_hidden_states, random_batch, some_packed, untouched
+from tests.plain import DOCUMENTS, LAYOUT, T, phi, places, random_batch, some_packed, untouched
 from tests.tiny_tokenizer import byte_tokenizer
 
 
@@ -100,23 +99,14 @@ class TestSources:
 
 
 @pytest.mark.parametrize(
-    ("layers", "taps"), [((0,), (0,)), ((1, 3), (1, 3)), ((0, 0.5, 2), (0, 2, 2)), ((0.0, 0.99), (0, 3))]
+    ("layers", "taps"), [((0,), (0,)), ((1, 3), (1, 3)), ((0, 0.5, 2), (0, 2, 2)), ((0.0, 0.99), (0, 3)), ((4,), (4,))]
 )
 def test_taps(layers: tuple[float, ...], taps: tuple[int, ...]) -> None:
     model = tiny_model()
-    network = FeatureNetwork(model, layers=layers)
+    network, plain = FeatureNetwork(model, layers=layers), untouched(model)
+    plain.model.norm = nn.Identity()  # before which the last layer is tapped
     assert network.taps == taps
-    check_features(network, untouched(model), taps, "cpu", 1e-5)
-
-
-def test_a_tap_of_the_last_layer_is_taken_before_the_final_norm() -> None:
-    model, (ids, completions) = tiny_model(), random_batch(LAYOUT)
-    _, truth = FeatureNetwork(model, layers=(4,))(LAYOUT.pack(ids, completions), LAYOUT)
-    before_norm: list[Tensor] = []
-    plain = untouched(model)
-    plain.model.norm.register_forward_pre_hook(lambda _, args: before_norm.append(args[0][0, -1]))
-    plain_hidden_states(plain, ids[0, : int(LAYOUT.anchors[0]) + 3])
-    assert (truth[0, 0] - F.normalize(before_norm[0], dim=-1)).abs().max() < 1e-5
+    check_features(network, plain, taps, "cpu", 1e-5)
 
 
 def test_nothing_above_the_highest_tap_is_kept_or_run() -> None:

@@ -23,6 +23,7 @@ from ebft.model.backbone import (
     prepare_model,
 )
 from ebft.model.rollout import rollout
+from tests.method.test_layout import runs_of_ids
 from tests.models import SIZES, VOCABULARY, tiny_model
 
 
@@ -32,14 +33,7 @@ def cases(draw: st.DrawFn) -> tuple[PackedLayout, int | None, int]:
     stride, n = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     documents = None
     if draw(st.booleans()):
-        rows = draw(st.integers(1, 3))
-        lengths = [draw(st.lists(st.integers(1, T), min_size=1, max_size=4)) for _ in range(rows)]
-        documents = torch.full((rows, T), -1)
-        for row, parts in enumerate(lengths):
-            at = 0
-            for number, part in enumerate(parts):
-                documents[row, at : at + part] = number
-                at += part
+        documents = torch.tensor([draw(runs_of_ids(T)) for _ in range(draw(st.integers(1, 3)))])
     layout = StridedLayout(T, min(G, T - stride), stride, n, document_ids=documents, fixed_shape=True, allow_empty=True)
     return layout, draw(st.none() | st.integers(1, T)), draw(st.sampled_from([2, 4, 8]))
 

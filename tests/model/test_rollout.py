@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
+from ebft.method.cross_entropy import Head
 from ebft.method.layout import StridedLayout
 from ebft.method.sampling import uniforms
 from ebft.model import rollout as rollout_module
@@ -25,33 +27,38 @@ def some_ids(seed: int = 0, rows: int = 2) -> Tensor:
     return torch.randint(VOCABULARY, (rows, T), generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Head, Tensor]]:
+    """What tokens were drawn from, step after step: the head and the rows that were computed."""
+    seen: list[tuple[Head, Tensor]] = []
+    original = rollout_module._sample_rows
+
+    def spy(*given: Any) -> Any:
+        seen.append(given[:2])
+        return original(*given)
+
+    monkeypatch.setattr(rollout_module, "_sample_rows", spy)
+    return seen
+
+
 def test_cached_and_packed_distributions_are_the_same(
-    family: str, device_and_backend: tuple[str, str], tolerance: float, monkeypatch: pytest.MonkeyPatch
+    family: str, device_and_backend: tuple[str, str], tolerance: float, sampled: list[tuple[Head, Tensor]]
 ) -> None:
     """And every token is the inverse CDF of its own, at the uniform number of its place."""
     device, backend = device_and_backend
-    rows: list[Tensor] = []
-    original = rollout_module._sample_rows
-
-    def spy(head, hidden, *rest):  # type: ignore[no-untyped-def]
-        rows.append(head.logits(hidden))
-        return original(head, hidden, *rest)
-
     model = tiny_model(family).to(device)
     layout = StridedLayout(T, 7, 3, 3, document_ids=DOCUMENTS)  # more own tokens than the families' windows show
     ids, n, B, G = some_ids().to(device), layout.samples, layout.num_anchors, layout.horizon
     draw = partial(rollout, model, ids, layout, temperature=0.9, seeds=SEEDS, backend=backend)
-    with monkeypatch.context() as patch:
-        patch.setattr(rollout_module, "_sample_rows", spy)
-        completions = draw(share=False)
+    completions = draw(share=False)
     with torch.no_grad():
         hidden = packed_hidden_states(model, layout.pack(ids, completions), layout, backend=backend)
         logits = output_head(model).logits(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
     anchors, valid = (layout.anchors - 1)[:, None, None].expand(B, n, 1), layout.anchor_mask.expand(2, B)
     packed = logits[:, torch.cat([anchors, layout.completion_slots[..., :-1]], -1)]  # [2, B, n, G, V]
-    assert len(rows) == G
-    for step, cached in enumerate(rows):  # at the anchors once for all samples
-        difference = cached.view(2, B, -1, VOCABULARY) - packed[..., step, :]
+    assert len(sampled) == G
+    for step, (head, rows) in enumerate(sampled):  # at the anchors once for all samples
+        difference = head.logits(rows).detach().view(2, B, -1, VOCABULARY) - packed[..., step, :]
         assert difference[valid].abs().max() < tolerance * logits.abs().max()
     probabilities, tokens = (packed.double() / 0.9).softmax(-1), completions[..., None]
     upper, uniform = probabilities.cumsum(-1).gather(-1, tokens)[..., 0], uniforms(SEEDS, layout.anchors, n, G)
@@ -62,17 +69,9 @@ def test_cached_and_packed_distributions_are_the_same(
         assert torch.equal(draw(share=True)[valid], completions[valid])
 
 
-def test_sharing_changes_no_sample(device_and_backend: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharing_changes_no_sample(device_and_backend: tuple[str, str], sampled: list[tuple[Head, Tensor]]) -> None:
     """Enough samples for a GPU to leave some out, of which some fill up a rounded number."""
     device, backend = device_and_backend
-    computed: list[int] = []
-    original = rollout_module._sample_rows
-
-    def spy(head, hidden, *rest):  # type: ignore[no-untyped-def]
-        computed.append(len(hidden))
-        return original(head, hidden, *rest)
-
-    monkeypatch.setattr(rollout_module, "_sample_rows", spy)
     model = tiny_model().to(device)
     layout, ids = StridedLayout(T, 5, 1, 20, document_ids=DOCUMENTS), some_ids().to(device)
     shared, alone = (
@@ -81,6 +80,7 @@ def test_sharing_changes_no_sample(device_and_backend: tuple[str, str], monkeypa
     )
     kept = layout.anchor_mask.expand(2, -1)
     assert torch.equal(shared.cpu()[kept], alone.cpu()[kept])
+    computed = [len(rows) for _, rows in sampled]
     assert sum(computed[:5]) < sum(computed[5:])
     for step, rows in enumerate(computed[1:5], 1):
         distinct = sum(len(set(map(tuple, anchor))) for anchor in shared.cpu()[kept][..., :step].tolist())

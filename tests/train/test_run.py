@@ -1,8 +1,9 @@
-"""A run from start to end, whatever the trainer."""
+"""A run from start to end, whatever the trainer, and what it leaves: tables, answers, curves, the card, exports."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +11,19 @@ from unittest.mock import Mock
 
 import huggingface_hub
 import pytest
-from transformers import TrainerCallback
+import torch
+import yaml
+from torch import Tensor
+from transformers import AutoModelForCausalLM, TrainerCallback
 
+from ebft import cli
+from ebft.config.recipe import load_recipe
+from ebft.data.packing import DocumentIndex, SequenceDataset, TokenStore
+from ebft.data.row_format import encode
 from ebft.method.measures import as_logged, differences, with_error
 from ebft.train import report
 from tests.baselines.runs import results_of, run, write_recipe
+from tests.tiny_tokenizer import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("offline")
 
@@ -98,3 +107,95 @@ def test_push_to_hub_is_the_final_model_and_nothing_else(
     create.assert_called_with("me/mine", private=True, exist_ok=True)
     upload.assert_called_once_with(repo_id="me/mine", folder_path=output / "final", revision=None)
     assert f"by hand: hf upload me/mine {output}/final" in capsys.readouterr().err
+
+
+# ---- tables of samples, answers, the card ---------------------------------------------------------------------
+
+
+def example(anchors: int = 9, samples: int = 2) -> dict[str, Tensor]:
+    """Token t at position t; the second anchor does not count."""
+    numbers = torch.arange(anchors * samples).view(anchors, samples) / 10
+    return {
+        "input_ids": torch.arange(60),
+        "completions": torch.full((anchors, samples, 3), 65),
+        "alignment": numbers,
+        "diversity": -numbers,
+        "advantages": numbers + 1,
+        "anchors": torch.arange(1, anchors + 1) * 5,
+        "anchor_mask": torch.tensor([place != 1 for place in range(anchors)]),
+        "truth_lengths": torch.full((anchors,), 2),
+    }
+
+
+def test_contexts_truths_and_numbers_are_those_of_the_anchors() -> None:
+    text = "\n".join(report.sample_lines(example(), None))
+    shown = [int(line.split()[-1]) for line in text.splitlines() if line.startswith("## Anchor")]
+    assert len(shown) == report.ANCHORS
+    assert 10 not in shown, "an anchor that does not count is not shown"
+    assert f"Context: {' '.join(map(str, range(5)))}\n" in text, "all of it, without dots before it"
+    assert f"Context: ...{' '.join(map(str, range(shown[-1] - 24, shown[-1])))}\n" in text
+    assert "| truth | 5 6 | | | |" in text
+    assert "| sample 1 | 65 65 65 | +0.000 | +0.000 | +1.000 |" in text, "no -0.000"
+    assert "| sample 2 | 65 65 65 | +0.100 | -0.100 | +1.100 |" in text
+
+
+def test_prompts_end_where_answers_begin() -> None:
+    tokenizer = byte_tokenizer()
+    rows = [{"prompt": "x" * 100 + "=", "completion": "y" * 100}, {"text": "abcdef"}]
+    store = TokenStore.from_documents([encode(row, tokenizer) for row in rows])
+    found = report.held_out_prompts(SequenceDataset(DocumentIndex.of(store), 16), tokenizer, 3)
+    assert found["prompts"] == ["x" * (report.PROMPT_TOKENS - 1) + "=", "abc"], "a text is cut in its middle"
+    assert found["text"] == ["y" * report.ANSWER_TOKENS, "def"]
+
+
+def test_the_card_says_what_the_model_is(tmp_path: Path) -> None:
+    settings = {"model": "some/base", "dataset": ["a/b:c", "rows.jsonl"], "output_dir": str(tmp_path), "use_cpu": True}
+    recipe = load_recipe(None, {**settings, "horizon": 5, "prompt_separator": "\\n"})
+    results = {"after": {"eval_cfm": 0.25, "eval_cfm_se": 0.125}, "change": {"eval_cfm": -0.25}, "steps": 42}
+    report.write_card(tmp_path, "a title", recipe, results, "Energy-Based Fine-Tuning")
+    text = (tmp_path / "README.md").read_text(encoding="utf-8")
+    header = yaml.safe_load(text.split("---")[1])
+    assert (header["base_model"], header["datasets"]) == (["some/base"], ["a/b"]), "names on the hub, not files"
+    shown = load_recipe(None, yaml.safe_load(text.partition("```yaml")[2].partition("```")[0]))
+    assert shown == recipe, "its settings make the same run"
+    assert "| feature-matching loss |  | 0.2500 ± 0.1250 | -0.2500 |" in text
+
+
+# ---- `ebft export` of whole models; tests/test_adapters.py has that of adapters -------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tiny: Path, sums: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EBFT_CACHE", str(folder / "cache"))
+        recipe = write_recipe(folder, tiny, sums, max_steps=3, eval_strategy="no", validation_split=0)
+        assert run("train", recipe, folder / "out", "--save_steps", 2) == 0
+    return folder / "out"
+
+
+@pytest.mark.parametrize(
+    ("name", "same", "words", "dtype"),
+    [
+        ("", "final", "fine-tuned with Energy-Based", torch.float32),
+        ("checkpoint-2", "checkpoint-2", "max_steps: 3", torch.bfloat16),
+    ],
+)
+def test_what_is_exported(name: str, same: str, words: str, dtype: torch.dtype, finished: Path, tmp_path: Path) -> None:
+    before, output = os.umask(0o027), tmp_path / "out"
+    arguments = ["export", str(finished / name), "--output", str(output)]
+    try:
+        assert cli.main([*arguments, *(["--dtype", "bfloat16"] if dtype == torch.bfloat16 else [])]) == 0
+    finally:
+        os.umask(before)
+    assert cli.main(arguments) == 2, "it is there already"
+    models = [AutoModelForCausalLM.from_pretrained(folder, dtype="auto") for folder in (output, finished / same)]
+    for found, trained in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(found, trained.to(dtype))
+        assert found.dtype == dtype
+    assert not {file.name for file in output.iterdir()} & {"optimizer.pt", "trainer_state.json", "recipe.yaml"}
+    assert (output / "model.safetensors").stat().st_mode & 0o777 == 0o640, "read by whom the umask lets"
+    card = (output / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\ntags: [ebft]\nlibrary_name: transformers\n")
+    assert words in card
+    assert (output / "curves.png").exists() == (same == "final")
