@@ -89,9 +89,6 @@ def plain_hidden_states(model: PreTrainedModel, sequence: Tensor) -> tuple[Tenso
     return plain_outputs(model, sequence)[1]
 
 
-# ---- small batches ----------------------------------------------------------------------------------------
-
-
 def some_packed(seed: int = 0) -> Tensor:
     return torch.randint(VOCABULARY, (2, LAYOUT.packed_length), generator=torch.Generator().manual_seed(seed))
 

@@ -121,9 +121,6 @@ def test_plain_calls_stay_as_they_were(family: str) -> None:
     assert torch.equal(model.generate(ids[:1], **greedy), plain.generate(ids[:1], **greedy))
 
 
-# ---- trees ----------------------------------------------------------------------------------------------------
-
-
 def a_batch(layout: PackedLayout, sharing: str) -> tuple[Tensor, Tensor]:
     """Contexts [2, T] and completions that agree with each other, or with the truth, for a while."""
     ids, completions = random_batch(layout, seed=1)

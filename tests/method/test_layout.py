@@ -221,9 +221,6 @@ def test_anchors_at_answer_starts_equal_loops(problem: Problem) -> None:
         check_against_loops(layout, problem, places, False, None)
 
 
-# ---- trees ----------------------------------------------------------------------------------------------------
-
-
 T, G, S = 14, 3, 4
 
 

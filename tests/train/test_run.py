@@ -109,9 +109,6 @@ def test_push_to_hub_is_the_final_model_and_nothing_else(
     assert f"by hand: hf upload me/mine {output}/final" in capsys.readouterr().err
 
 
-# ---- tables of samples, answers, the card ---------------------------------------------------------------------
-
-
 def example(anchors: int = 9, samples: int = 2) -> dict[str, Tensor]:
     """Token t at position t; the second anchor does not count."""
     numbers = torch.arange(anchors * samples).view(anchors, samples) / 10

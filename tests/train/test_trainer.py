@@ -203,9 +203,6 @@ def test_four_bits_train_on_a_gpu(tmp_path: Path) -> None:
     assert results["after"]["eval_cross_entropy"] < results["before"]["eval_cross_entropy"]
 
 
-# ---- the networks of a run: what computes, the frozen feature network, the reference of the KL term -----------
-
-
 def test_bf16_and_float32_take_nearly_the_same_step(tmp_path: Path) -> None:
     """The same data from the same weights: the gradient's direction agrees up to rounding and other samples. bf16
     computes on a copy, and a step far below its resolution is not lost to the float32 weights."""
