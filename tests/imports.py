@@ -1,7 +1,5 @@
 """What commands import: torch and transformers take seconds."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

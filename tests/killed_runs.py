@@ -12,8 +12,6 @@ names, something happens to the process with rank KILL_RANK (to the only one, if
     full:checkpoint-4/x.pt   no room left for this file
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Tiny random models of every family that ebft names as supported."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

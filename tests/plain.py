@@ -1,7 +1,5 @@
 """The brute force that everything is compared with: each completion as a plain sequence, run on its own."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,6 @@
 """Adapters of every kind that the README names: they train, the base model stays, and a merged export is the same
 model."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The first half of an iteration: layouts under the settings, joined scores, and micro-batches that add up."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models, tokenizers and feature networks from what a recipe or an evaluation names."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`ebft plan` through the command: it needs a config.json and nothing else, and says what fits."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

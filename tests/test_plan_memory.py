@@ -1,7 +1,5 @@
 """The memory estimate: sizes against real models, rules worked out by hand, the whole against measured peaks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

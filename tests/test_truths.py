@@ -1,8 +1,6 @@
 """Which anchors are used and what is compared, against documents as plain lists of tokens: `anchors: answer_start`, and
 strided anchors from which a document ends sooner than a rollout (`short_truths`)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """All three trainers are measured alike."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

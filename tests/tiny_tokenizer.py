@@ -1,7 +1,5 @@
 """A byte-level tokenizer without any download: one token a byte, so that flags can be read as stretches of text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -1,7 +1,5 @@
 """How settings are read: types, lists, names of other tools, slips; where recipes come from; what is refused."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path

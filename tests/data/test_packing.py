@@ -1,7 +1,5 @@
 """Documents on disk, which of them a dataset holds, and sequences against a plain concatenation."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows of every kind become tokens with answer flags; a token is a byte, so that flags can be read off the text."""
 
-from __future__ import annotations
-
 from itertools import groupby
 from typing import Any
 

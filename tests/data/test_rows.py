@@ -1,7 +1,5 @@
 """Rows of files, folders and the data that every machine has."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import itertools

@@ -1,7 +1,5 @@
 """Groups of processes for the tests, forked from one that has imported everything: starting them costs nothing."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

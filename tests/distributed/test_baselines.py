@@ -1,7 +1,5 @@
 """`ebft sft` and `ebft rlvr` on 1 and 2 processes (gloo, CPU)."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

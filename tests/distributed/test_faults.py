@@ -1,7 +1,5 @@
 """`--launch`, checkpoints and resume on several processes, and a process that dies; with whole and sharded models."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

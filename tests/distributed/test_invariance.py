@@ -1,8 +1,6 @@
 """1, 2 and 4 processes do the same training with the same number of sequences per step (gloo, CPU, float32), whether
 each holds the whole model or a shard of it (FSDP2)."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The policy writes two tokens from a vocabulary of five, so there are 25 completi
 logits [6, 5]: row 0 for the first token, row 1 + a for the second token after a first token a.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

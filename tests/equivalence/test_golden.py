@@ -5,8 +5,6 @@ A change that should not move numbers proves it here. A change that should move 
     PYTHONPATH=src:. python -m tests.equivalence.test_golden > tests/assets/golden.json
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

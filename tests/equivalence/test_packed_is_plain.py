@@ -1,7 +1,5 @@
 """The invariant everything rests on: packed log-probs and hidden states are those of plain sequences, in trees too."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What compiled functions keep for their backward pass, how their kernels wait, and the processes that compile them."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import signal

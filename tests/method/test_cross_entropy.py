@@ -1,7 +1,5 @@
 """The chunked weighted cross-entropy against plain autograd through full logits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The packed layout against plain loops, and trees of completions against sets of prefixes, compared one by one."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The EBFT loss against its formula, written as loops over tokens with full logits."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """Ratios of sums, their paired differences and records: by hand, by bootstrap and jackknife, and in simulation."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -1,7 +1,5 @@
 """Rewards, advantages and the feature-matching loss against the paper's formulas, by loops and by enumeration."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import get_args

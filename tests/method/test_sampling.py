@@ -1,7 +1,5 @@
 """Uniform numbers that depend on their own key only, and exact inverse-CDF sampling."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Models that are supported, those that are refused before they are used, compiled layers, and copies in bf16."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import cache, partial

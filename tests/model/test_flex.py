@@ -1,7 +1,5 @@
 """Masks and merging of the flex kernels against the mask rule and one plain softmax."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

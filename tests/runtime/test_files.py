@@ -1,7 +1,5 @@
 """Files that are whole or not there, and one writer for one folder."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """What of the library's messages reaches standard error, what progress looks like, and what is said of the machine."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What processes say of each other, and how launched ones end; tests/distributed has several."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 """A model that is sharded over a group of one: all of the machinery, and nothing to wait for. Several processes are in
 tests/distributed/."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small models, texts and settings for the tests of the trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What happens beside training: the metrics file, the best checkpoint, tasks, stopping."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Killed, preempted or damaged at any moment and resumed, a run ends with the very same weights, bit for bit."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What runs cost: tokens, FLOPs and seconds, counted alike for all three trainers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """A run from start to end, whatever the trainer, and what it leaves: tables, answers, curves, the card, exports."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

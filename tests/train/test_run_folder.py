@@ -1,7 +1,5 @@
 """The output folder of a run: whose it is, when a run may be resumed in it, and what it keeps of its evaluations."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training and validation sequences as a recipe asks for them, and what is often not meant about them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training with the trainer, its networks, and both on a GPU."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
