@@ -19,7 +19,7 @@ class ModelConfig:
     model_dtype: Dtype = option("float32", "of the trained weights; keep float32: bf16 does not move at lr 1e-6")
     trust_remote_code: bool = option(False, "run code that comes with a model from the hub")
     lora: bool = option(False, "train a LoRA adapter instead of the whole model (needs peft)")
-    lora_r: int = option(16, "rank of the adapter")
+    lora_r: int = option(16, "rank of the adapter", 1)
     lora_alpha: int = option(32, "scale of the adapter")
     lora_dropout: float = option(0.0, "dropout of the adapter; EBFT needs 0")
     lora_target_modules: str = option("all-linear", "modules to adapt, separated by commas")
@@ -40,7 +40,7 @@ class ModelConfig:
 @dataclass
 class DataConfig:
     dataset: list[str] = option([], "files, folders, hub names or built-ins (stdlib-code, toy-functions, ...), mixed")
-    dataset_weights: list[float] = option([], "proportions of a mixture, one per dataset; default: all of everything")
+    dataset_weights: list[float] = option([], "proportions of a mixture, one a dataset; default: all of everything", 0)
     dataset_split: str = option("train", "split of a hub dataset or of a folder with files named by split")
     validation_dataset: str | None = option(None, "where validation rows come from, if not from the dataset")
     validation_dataset_split: str = option("validation", "its split")
@@ -48,7 +48,7 @@ class DataConfig:
     test_split: float = option(0.0, "the same, kept from validation too, for `ebft eval --test-split`; 0: none", 0)
     validation_sequences: int = option(64, "maximum number of sequences in an evaluation", 1)
     limit_documents: int | None = option(None, "maximum number of documents to read from each dataset", 1)
-    split_seed: int = option(0, "seed of the split and of mixtures")
+    split_seed: int = option(0, "seed of the split and of mixtures", 0)
     text_column: str = option("text", "column of plain text")
     prompt_column: str = option("prompt", "column of prompts")
     completion_column: str = option("completion", "column of completions")

@@ -48,7 +48,7 @@ class MethodConfig:
     feature_normalize: Normalize = option("per_layer", "unit length: per_layer (the paper's text) or joint (its code)")
     feature_source: Source = option("auto", "copy of the first model, adapter_off (LoRA), random, moving average, auto")
     feature_model: str | None = option(None, "another checkpoint with the same vocabulary as the feature network")
-    feature_decay: float = option(0.999, "decay of the moving average with feature_source=average")
+    feature_decay: float = option(0.999, "decay of the moving average with feature_source=average", 0)
     # ---- around the method: how text becomes sequences, what computes, how validation draws
     packing: bool = option(True, "documents one after the other; otherwise one document a row, padded")
     attention_backend: Backend = option("auto", "auto, sdpa, or flex (CUDA)")
@@ -66,7 +66,7 @@ class MethodConfig:
             raise ConfigError(f"horizon={self.horizon} with stride={self.stride} {fits}")
         if self.short_truths and not (self.document_masks and strided):
             raise ConfigError("short_truths=true needs document_masks=true and anchors=strided")
-        if not self.temperature > 0 or self.alpha > 1:
+        if not 0 < self.temperature < float("inf") or self.alpha > 1:
             raise ConfigError(f"temperature={self.temperature} must be above 0, and alpha={self.alpha} at most 1")
         if self.samples < 2 and (self.eval_samples or 1) < 2:
             raise ConfigError("samples=1 leaves no unbiased feature-matching loss; set eval_samples=2 (eval: rollouts)")

@@ -64,7 +64,7 @@ def check(settings: object) -> None:
         choices = get_args(kind) if get_origin(kind) is Literal else values
         for odd in [each for each in values if each not in choices]:
             raise ConfigError(f"{f.name}={odd!r} is not one of {', '.join(choices)}{nearest(str(odd), choices)}")
-        if least is not None and value is not None and not value >= least:  # also where it is nan
+        if least is not None and not all(one is None or one >= least for one in values):  # also where it is nan
             raise ConfigError(f"{f.name}={value} must be at least {least}")
 
 
