@@ -11,12 +11,15 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from ebft.config.data import DataConfig, ModelConfig
+from ebft.config.method import MethodConfig
 from ebft.config.recipe import check_datasets, load_recipe, read_values, training_parser
-from ebft.config.settings import Parser
+from ebft.config.settings import Parser, typed, types_of
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
 from ebft.runtime import launch
 from ebft.runtime.launch import LAUNCHED, PREEMPTED, ProcessKilled
@@ -112,16 +115,13 @@ def _train(command: str, arguments: list[str]) -> int:
     launcher = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     launcher.add_argument("--launch", nargs="?", const="")
     given, rest = launcher.parse_known_args(arguments)
+    _check_early(rest)
     if given.launch is not None:
         return _launch(given.launch, command, rest)
     options = training_parser(command).parse_args(arguments)
     unnamed = {"output_dir": "unnamed"} if options.dry_run else {}  # which writes nothing
     recipe = load_recipe(None, {**unnamed, **read_values(options.config), **options.settings}, command)
     show_messages(recipe.training.log_level)
-    from ebft import fetch
-
-    check_datasets(recipe.given)
-    fetch.check_models(recipe.given)
     output = Path(str(recipe.training.output_dir)).expanduser()
     quiet_libraries()
     try:
@@ -151,6 +151,21 @@ def _train(command: str, arguments: list[str]) -> int:
     print(f"\nthe model is {output}/final; beside it are curves.png, samples and metrics.jsonl")
     print(f'ask both models something: ebft generate --model {models} --prompt "..."')
     return 0
+
+
+def _check_early(arguments: list[str]) -> None:
+    """What needs no transformers, whose import takes seconds: files are there, and values of the method are right."""
+    from ebft import fetch
+
+    parser, parts = Parser("", ""), (ModelConfig, DataConfig, MethodConfig)
+    parser.add_argument("--config")
+    parser.add_settings("", [(f.name, f) for part in parts for f in fields(part)])
+    options, _ = parser.parse_known_args([word for word in arguments if word not in ("-h", "--help")])
+    values = {**read_values(options.config), **options.settings}
+    for part in parts:
+        part(**{name: typed(name, values[name], kind) for name, kind in types_of(part).items() if name in values})
+    check_datasets(values)
+    fetch.check_models(values)
 
 
 def _launch(number: str, command: str, arguments: list[str]) -> int:

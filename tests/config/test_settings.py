@@ -86,6 +86,8 @@ def test_names_of_other_tools_lead_to_ours() -> None:
         (field_types("train"), "beta", "kl_weight"),
         (field_types("rlvr"), "beta", "kl_coefficient"),
         (of_eval, "--num-generations", "--samples"),
+        (of_eval, "--num_generations", "--samples"),
+        (["use_cpu"], "use-cpu", "use_cpu"),
     ):
         with pytest.raises(ConfigError, match=f"unknown setting '{name}'; here it is called '{ours}'"):
             check_name(name, known, "setting")
@@ -116,8 +118,9 @@ def test_flags_are_read(arguments: list[str], settings: dict[str, Any]) -> None:
 def test_a_place_with_a_comma_is_one_value_and_an_unknown_flag_is_told(tmp_path: Path) -> None:
     (place := tmp_path / "ebft,seed=0").mkdir()
     assert parsed("--names", str(place), "a,b").settings["names"] == [str(place), "a", "b"]
-    with pytest.raises(ConfigError, match=r"^unknown option '--cuont'; did you mean '--count'"):
-        parsed("--cuont", "4")
+    for slip, meant in (("--cuont", "--count"), ("--mdae_of", "--made-of")):
+        with pytest.raises(ConfigError, match=f"^unknown option '{slip}'; did you mean '{meant}'"):
+            parsed(slip, "4")
     with pytest.raises(ConfigError, match=r"^what is 'recipe.yaml'\? Name it, as in --config recipe.yaml"):
         parsed("recipe.yaml")
 
@@ -194,6 +197,8 @@ def train(**settings: Any) -> EBFTConfig:
         (MethodConfig, {"short_truths": True}, "short_truths=true needs document_masks=true"),
         (MethodConfig, {"feature_model": "m", "feature_source": "random"}, "exclude each other"),
         (ModelConfig, {"lora": True, "peft": {"r": 4}}, "exclude each other"),
+        (train, {"max_length": 512}, "unknown setting 'max_length' of EBFTConfig; here it is called 'context_length'"),
+        (RLVRSettings, {"beta": 0.1}, "unknown setting 'beta' of RLVRSettings; here it is called 'kl_coefficient'"),
         (train, {"max_steps": 0}, "-1 for num_train_epochs"),
         (train, {"early_stopping_patience": 2}, "without evaluations is not supported; set eval_strategy"),
         (train, {"fp16": True}, "fp16=true is not supported; .*; use bf16=true, or float32"),

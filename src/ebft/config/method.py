@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ebft.config.settings import check, option
+from ebft.config.settings import Named, check, option
 from ebft.errors import ConfigError
 from ebft.method import Anchors, Backend, Normalize, Pooling, Whitening
 
@@ -28,7 +28,7 @@ def settings_that_change(*kinds: str) -> tuple[str, ...]:
 
 
 @dataclass
-class MethodConfig:
+class MethodConfig(Named):
     context_length: int = option(1024, "T: tokens of a sequence", 1)
     horizon: int = option(8, "G: tokens of a rollout", 1)
     stride: int = option(8, "s: tokens between anchors", 1)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import MISSING, Field, field, fields
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin
+from typing import Any, Literal, NoReturn, Self, Union, get_args, get_origin
 
 from ebft.errors import ConfigError, nearest
 from ebft.runtime.files import Json
@@ -55,6 +55,15 @@ def types_of(cls: type) -> Values:
     return {f.name: hints[f.name] for f in fields(cls) if f.init}
 
 
+class Named:
+    """Base of dataclasses of settings, which answer unknown names in Python as the command does."""
+
+    def __new__(cls, *_: object, **given: object) -> Self:
+        for name in given:
+            check_name(name, types_of(cls), "setting", f" of {cls.__name__}")  # type: ignore[arg-type]
+        return super().__new__(cls)
+
+
 def check(settings: object) -> None:
     """Settings with choices hold one of them, and those that are set are large enough."""
     cls: type = type(settings)
@@ -72,10 +81,10 @@ def check_name(name: str, known: Collection[str], what: str, of: str = "") -> No
     """An error about an unknown name says what it is called here, or is spelt like."""
     if name in known:
         return
-    ours = _ELSEWHERE.get(name.lstrip("-").replace("-", "_"), "")
-    ours = " ".join("--" + word.replace("_", "-") for word in ours.split()) if name.startswith("-") else ours
-    found = [word for word in ours.split() if word in known]
-    near = f"; here it is called {found[0]!r}" if found else nearest(name, known)
+    is_flag, meant = name.startswith("-"), name.lstrip("-").replace("-", "_")
+    words = [f"--{w}".replace("_", "-") if is_flag else w for w in (*_ELSEWHERE.get(meant, "").split(), meant)]
+    found = [word for word in words if word in known]
+    near = f"; here it is called {found[0]!r}" if found else nearest(words[-1], known)
     raise ConfigError(f"unknown {what} {name!r}{of}{near}")
 
 
@@ -131,13 +140,17 @@ class Parser(argparse.ArgumentParser):
             is_list = isinstance(default, list)
             group.add_argument(*flags, dest=name, nargs="*", action=_Given, const=is_list, help=shown)
 
+    def parse_known_args(self, args: Sequence[str], namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
+        spelt = {name.replace("-", "_"): name for name in self._option_string_actions}
+        words = [re.sub("^--[^=]+", lambda name: spelt.get(name[0].replace("-", "_"), name[0]), word) for word in args]
+        return super().parse_known_args(words, namespace)
+
     def parse_args(self, args: Sequence[str], namespace: argparse.Namespace | None = None) -> argparse.Namespace:  # type: ignore[override]
         """The options; `settings` holds those of `add_settings` that were given."""
         known = self._option_string_actions
         if "--log-level" not in known:  # in training it is a setting
             self.add_argument("--log-level", default="info", choices=LEVELS, help="what is said on the way [info]")
-        words = [re.sub("^--[^=]+", lambda name: name[0].replace("_", "-"), word) for word in args]
-        options, unknown = self.parse_known_args(words, namespace)
+        options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].partition("=")[0]
             if not name.startswith("-"):
