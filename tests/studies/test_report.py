@@ -230,6 +230,11 @@ def test_the_tables(runs: list[str], tmp_path: Path) -> None:
     one, two, _ = rows(found, "costs")
     assert one == ["one", "ebft", "finished", "20", "200", "4", "2e+09", ""]
     assert two[:4] == ["two", "sft", "not finished", "10"]
+    for steps, shown in (9, []), (-1, [["num_train_epochs", "3", "4"]]):  # epochs decide nothing beside steps
+        for epochs, run in zip((3, 4), runs, strict=True):
+            settings = {"max_steps": steps, "num_train_epochs": epochs}
+            (Path(run) / "resolved.json").write_text(json.dumps(settings))
+        assert rows(compared(tmp_path, *runs), "settings") == shown
     # A run without validation has costs; equal names become paths.
     bare = make_run(tmp_path / "more" / "one", [])
     assert [row[0] for row in rows(compared(tmp_path, *runs, bare), "costs")] == [*runs, str(bare)]
@@ -322,6 +327,7 @@ def test_what_is_drawn(runs: list[str], tmp_path: Path) -> None:
         lines = panels(*runs, axis=axis)["feature-matching loss"]
         assert [list(line.get_xdata()) for line in lines] == [x, x[:2]]
         assert [list(line.get_ydata()) for line in lines] == [[1.3, 1.1, 1.2], [1.3, 1.25]]
+    assert {"ebft's loss (training)", "sft's loss (training)"} <= panels(*runs).keys(), "they are different quantities"
     # Only what does not compare is dashed.
     both = make_run(tmp_path / "a", [1.0, 2.0]), make_run(tmp_path / "b", [1.0, 2.0], samples=8)
     for title, lines in panels(*both).items():

@@ -52,6 +52,7 @@ def training_figure(evidence: Evidence, axis: str) -> Figure | None:
             [[(step, e.get(AXES[axis][0]), e[key], e.get(f"{key}_se")) for step, e in of] for of in logged]
         )
         if found is not None:
+            title = f"{row.kind}'s {title}" if key == "loss" else title  # those of two methods are different quantities
             differ = runs[0].apart if key.startswith("eval_") else ()
             panels.setdefault(title, []).append((row, found, compares(key.removeprefix("eval_"), differ)))
     if not panels:

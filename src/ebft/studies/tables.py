@@ -270,6 +270,8 @@ def settings_table(evidence: Evidence) -> Table:
         given = {name: value for name, value in found.items() if name not in idle}
         settings[title] = {name: f"{v:g}" if isinstance(v, float) else str(v) for name, v in given.items()}
     names = dict.fromkeys(itertools.chain(*settings.values()))
+    if all(int(of.get("max_steps", -1)) > 0 for of in settings.values()):
+        names.pop("num_train_epochs", None)  # which decides nothing then
     differ = [name for name in names if len({of[name] for of in settings.values() if name in of}) > 1]
     rows = [{"setting": name, **{title: of.get(name) for title, of in settings.items()}} for name in differ]
     return Table("settings", "What differs between the settings", rows)
