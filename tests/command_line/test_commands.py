@@ -176,6 +176,7 @@ class TestRun:
         assert [line.split(":")[0] for line in lines] == ["step 1", "step 2", "step 3"]
         assert "%|" not in finished.said, "a log file has no bar"
         assert "no GPU was found" not in finished.said, "it was asked for"
+        assert "note: computing on the CPU, where 3 steps take at least " in finished.said
 
     def test_what_it_leaves(self, finished: Finished, tiny: Path) -> None:
         output, results = finished.output, results_of(finished.output)

@@ -6,6 +6,7 @@ import logging
 import math
 import shutil
 import timeit
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from transformers import ProgressCallback
 from transformers.trainer_callback import PrinterCallback
 
 from ebft import loading
-from ebft.config.recipe import Recipe, as_given
+from ebft.config.recipe import Recipe
 from ebft.errors import ConfigError, first_line
 from ebft.runtime import processes
 from ebft.runtime.files import share_weights
@@ -59,15 +60,21 @@ def _steps(loaded: Loaded, rows: int) -> tuple[int, int]:
     recipe, config = loaded.recipe, loaded.recipe.training
     epoch = math.ceil(rows / config.rows_per_step)
     steps = config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
-    if not (torch.accelerator.is_available() or as_given("use_cpu", recipe.given, recipe.command)):
-        matrix = torch.ones(1024, 1024, dtype=torch.bfloat16 if config.bf16 else torch.float32)
-        product = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=99))  # of the time that nobody disturbs
+    if config.use_cpu:
         passes = 2 if recipe.model.adapted else 3  # of a frozen base only the inputs have gradients
-        tokens = int(loaded.train_set.index.lengths.sum()) * steps / max(epoch, 1)
-        seconds = passes * FlopCounter(loaded.model).over(tokens, tokens) / (2 * 1024**3) * product
+        tokens = int(loaded.train_set.index.lengths.sum()) * steps / max(epoch, 1) / config.world_size
+        seconds = passes * FlopCounter(loaded.model).over(tokens, tokens) / (2 * 1024**3) * _seconds_of_product(config.bf16)
         words = f"computing on the CPU, where {steps:,} steps take at least {duration(seconds)}"
-        warn(f"no GPU was found: {words} (set use_cpu: true if this is intended)")
+        words += " beside rollouts and validation"
+        asked = recipe.given.get("use_cpu")
+        warn(words if asked else f"no GPU was found: {words} (set use_cpu: true if this is intended)")
     return epoch, steps
+
+
+@cache
+def _seconds_of_product(bf16: bool) -> float:
+    matrix = torch.ones(1024, 1024, dtype=torch.bfloat16 if bf16 else torch.float32)
+    return min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=99))  # of the time that nobody disturbs
 
 
 def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTrainer) -> Results:
