@@ -80,6 +80,7 @@ def test_the_recipe_is_ready_to_paste(model: Path, tmp_path: Path, capsys: Any) 
     printed = capsys.readouterr().out
     for words in ("As given: ddp, ", "Recommended for 8 x 80 GiB: fsdp2, ", " an epoch: it fits.", "yaml --launch 8\n"):
         assert words in printed
+    assert ": about 7,615.3 million parameters. " in printed
     values = yaml.safe_load(printed.split("\n\n")[1])
     assert values["gamma"] == 0.1
     assert load_recipe(None, values).training.sharding is not None

@@ -113,8 +113,8 @@ def _shape_of(name: str, field: str) -> Shape:
 def _print_report(plan: Values, tokens: float | None, file: str | None) -> None:
     total, gpus = plan["gpu_bytes"] / GIB, plan["gpus"]
     columns: dict[str, dict[str, float]] = {}
-    active = "" if plan["active"] == plan["parameters"] else f" ({plan['active']:,} of them for a token)"
-    print(f"{plan['model']}: {plan['parameters']:,} parameters{active}. Computed, not run.")
+    active = "" if plan["active"] == plan["parameters"] else f" ({plan['active'] / 1e6:,.1f} of them for a token)"
+    print(f"{plan['model']}: about {plan['parameters'] / 1e6:,.1f} million parameters{active}. Computed, not run.")
     for name, title in {"given": "As given", "recommended": f"Recommended for {gpus} x {total:g} GiB"}.items():
         if (run := plan[name]) is None or (columns and run == plan["given"]):
             continue

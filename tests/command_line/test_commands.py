@@ -244,13 +244,12 @@ def test_what_is_refused(arguments: str, words: str, recipe: Path, tiny: Path, t
     (tmp_path / "short.jsonl").write_text('{"text": "ab"}\n' * 20)
     weights = shutil.copytree(tiny, tmp_path / "cut-off") / "model.safetensors"
     os.truncate(weights, weights.stat().st_size // 2)
-    (tmp_path / "out").mkdir()
     capfd.readouterr()
     command, *given = arguments.format(tmp_path).split()
-    assert run(command, recipe, tmp_path / "out", *given) == 2
+    assert run(command, recipe, tmp_path / "runs" / "out", *given) == 2
     printed = capfd.readouterr()
     (line,) = [line for line in printed.err.splitlines() if not line.startswith(("note: ", "training on "))]
     assert line.startswith("ebft: ")
     assert words in line
     assert printed.out == ""
-    assert contents(tmp_path / "out") == {}
+    assert not (tmp_path / "runs").exists()

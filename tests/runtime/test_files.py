@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -56,14 +57,23 @@ def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> 
 def test_waiting_for_the_holder_to_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the jobs of a sweep do, whose predecessors may need a moment to save a checkpoint."""
     monkeypatch.setenv(files.LOCK_WAIT, "30")
-    holder = ExitStack()
-    holder.enter_context(locked(tmp_path / "lock"))
-    waiting = threading.Thread(target=lambda: ExitStack().enter_context(locked(tmp_path / "lock")))
+    lock, holder = tmp_path / "run" / "lock", ExitStack()
+    holder.enter_context(locked(lock))
+    waiting = threading.Thread(target=lambda: ExitStack().enter_context(locked(lock)))
     waiting.start()
     assert waiting.is_alive()
+    time.sleep(0.2)  # it has found the folder, which goes when its holder does
     holder.close()
     waiting.join(20)
     assert not waiting.is_alive()
+
+
+def test_folders_that_were_made_for_a_lock_and_stayed_empty_go_with_it(tmp_path: Path) -> None:
+    (mine := tmp_path / "mine").mkdir()
+    for folder in (mine, tmp_path / "runs" / "refused", tmp_path / "runs" / "one"):
+        with locked(folder / "lock"):
+            (folder.parent / "left").touch() if folder.name == "one" else None
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["left", "mine", "runs"]
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -83,13 +83,19 @@ def json_ready(value: object) -> Any:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold the lock `file`: one writer for its folder. The kernel frees it when its holder has ended, or was killed."""
+    """Hold the lock `file`: one writer for its folder. The kernel frees it when its holder has ended, or was killed.
+    Folders that were made for it and have stayed empty go with it."""
     from filelock import FileLock, Timeout  # its import takes longer than all others here
 
     lock = FileLock(file, timeout=float(os.environ.get(LOCK_WAIT) or 0))
+    made = [folder for folder in file.parents if not folder.exists()]  # the innermost first
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock.acquire()
+    except FileNotFoundError:  # who held it has taken an empty folder along
+        with locked(file):
+            yield
+        return
     except Timeout:
         what = f"{file.parent} is in use by process {' on '.join(file.read_text().split())}"
         raise ConfigError(f"{what}; wait, or choose another place (if that machine is dead, delete {file})") from None
@@ -99,4 +105,6 @@ def locked(file: Path) -> Iterator[None]:
     finally:
         with suppress(OSError):  # a disk that has turned read-only
             file.unlink(missing_ok=True)  # before it is free: who waits for it sees that, and makes a new one
+            for folder in made:
+                folder.rmdir()
         lock.release()

@@ -63,18 +63,18 @@ def _steps(loaded: Loaded, rows: int) -> tuple[int, int]:
     if config.use_cpu:
         passes = 2 if recipe.model.adapted else 3  # of a frozen base only the inputs have gradients
         tokens = int(loaded.train_set.index.lengths.sum()) * steps / max(epoch, 1) / config.world_size
-        seconds = passes * FlopCounter(loaded.model).over(tokens, tokens) / (2 * 1024**3) * _seconds_of_product(config.bf16)
-        words = f"computing on the CPU, where {steps:,} steps take at least {duration(seconds)}"
-        words += " beside rollouts and validation"
+        spent = duration(passes * FlopCounter(loaded.model).over(tokens, tokens) * _seconds_of_flop(config.bf16))
+        words = f"computing on the CPU, where {steps:,} steps take at least {spent} beside rollouts and validation"
         asked = recipe.given.get("use_cpu")
         warn(words if asked else f"no GPU was found: {words} (set use_cpu: true if this is intended)")
     return epoch, steps
 
 
 @cache
-def _seconds_of_product(bf16: bool) -> float:
+def _seconds_of_flop(bf16: bool) -> float:
     matrix = torch.ones(1024, 1024, dtype=torch.bfloat16 if bf16 else torch.float32)
-    return min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=99))  # of the time that nobody disturbs
+    # The best of 99 is of a time in which nobody disturbs.
+    return min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=99)) / (2 * 1024**3)
 
 
 def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTrainer) -> Results:
