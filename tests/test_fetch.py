@@ -11,8 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ebft import fetch
+from ebft import cli, fetch
+from ebft.data.row_format import encode
 from ebft.errors import ConfigError
+from ebft.evaluate.generation import chat_text
 
 NAME = "smollm2-135m"
 WHOLE = bytes(range(256)) * 4
@@ -168,3 +170,17 @@ def test_an_untrained_model_is_always_the_same() -> None:
         shutil.rmtree(folder)
     assert torch.equal(*weights)
     assert tokenizer.decode(tokenizer(text := " \n    é").input_ids) == text
+
+
+def test_the_untrained_model_takes_conversations(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = fetch.fetch("bytes-2m")
+    (folder / "chat_template.jinja").unlink()  # as in folders that were made before there was one
+    tokenizer = AutoTokenizer.from_pretrained(fetch.fetch("bytes-2m"))
+    turns = [{"role": role, "content": text} for role, text in (("user", "2+2?"), ("assistant", "4"))]
+    document = encode({"messages": turns + turns}, tokenizer)
+    assert tokenizer.decode(document.tokens) == "user: 2+2?\nassistant: 4<end>\nuser: 2+2?\nassistant: 4<end>"
+    answered = [token for token, is_answer in zip(document.tokens, document.answers, strict=True) if is_answer]
+    assert tokenizer.decode(answered) == "4<end>4<end>"
+    assert chat_text(turns[:1], tokenizer) == "user: 2+2?\nassistant: "
+    asked = ["--prompt", "2+2?", "--prompt-style", "chat", "--max-new-tokens", "3", "--device", "cpu"]
+    assert cli.main(["generate", "--model", "bytes-2m", *asked]) == 0, capsys.readouterr().err

@@ -86,6 +86,8 @@ PACKAGES = {
     ),
 }
 UNTRAINED = "bytes-2m"  # made here, with random weights: for studies that train a model from the beginning
+CHAT = r"{% for turn in messages %}{{ '\n' if not loop.first }}{{ turn.role + ': ' + turn.content }}"
+CHAT += r"{{ eos_token if turn.role == 'assistant' }}{% endfor %}{{ '\nassistant: ' if add_generation_prompt }}"
 NAMES = (*PACKAGES, UNTRAINED)
 
 
@@ -148,6 +150,8 @@ def fetch(name: str, file: str | Path | None = None, dtype: str | None = None) -
                 shutil.rmtree(folder, ignore_errors=True)
                 made.rename(folder)
         shutil.rmtree(downloads, ignore_errors=True)
+        if name == UNTRAINED:  # also where it was made before it had one
+            (folder / "chat_template.jinja").write_text(CHAT)
     there = json.loads((folder / "config.json").read_text()).get("dtype")
     if dtype not in (None, there):
         raise ConfigError(f"{name} is there in {there}: delete {folder} first to have it in {dtype}")
