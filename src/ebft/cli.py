@@ -21,6 +21,7 @@ from ebft.config.method import MethodConfig
 from ebft.config.recipe import check_datasets, load_recipe, read_values, training_parser
 from ebft.config.settings import Parser, typed, types_of
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
+from ebft.fetch import check_models
 from ebft.runtime import launch
 from ebft.runtime.launch import LAUNCHED, PREEMPTED, ProcessKilled
 from ebft.runtime.machine import describe
@@ -155,8 +156,6 @@ def _train(command: str, arguments: list[str]) -> int:
 
 def _check_early(arguments: list[str]) -> None:
     """What needs no transformers, whose import takes seconds: files are there, and values of the method are right."""
-    from ebft import fetch
-
     parser, parts = Parser("", ""), (ModelConfig, DataConfig, MethodConfig)
     parser.add_argument("--config")
     parser.add_settings("", [(f.name, f) for part in parts for f in fields(part)])
@@ -165,7 +164,7 @@ def _check_early(arguments: list[str]) -> None:
     for part in parts:
         part(**{name: typed(name, values[name], kind) for name, kind in types_of(part).items() if name in values})
     check_datasets(values)
-    fetch.check_models(values)
+    check_models(values)
 
 
 def _launch(number: str, command: str, arguments: list[str]) -> int:

@@ -49,12 +49,8 @@ class Package:
     dtype: str = "float32"  # of the checkpoint, unless another one is asked for
 
 
-QWEN_CODER = partial(
-    Package,
-    ends=("<|im_end|>", "<|endoftext|>"),
-    tokens=(27473, 419, 25, 8408, 17363, 2986, 5699, 43183, 723, 13),
-    dtype="bfloat16",
-)
+QWEN_TOKENS = (27473, 419, 25, 8408, 17363, 2986, 5699, 43183, 723, 13)
+QWEN_CODER = partial(Package, ends=("<|im_end|>", "<|endoftext|>"), tokens=QWEN_TOKENS, dtype="bfloat16")
 PACKAGES = {
     "qwen2.5-coder-0.5b": QWEN_CODER(
         "Qwen2.5-Coder-0.5B-Instruct, 4 bits (Q4_K_M; Apache-2.0)",

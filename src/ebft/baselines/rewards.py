@@ -103,10 +103,8 @@ class UnitTests(RewardFunction):
             fields = {"task_id": where, "prompt": text, "entry_point": row["entry_point"], "test": tests}
             return humaneval_problem(Record(where, fields))
         if tests is None:
-            raise DataError(
-                f"{where} has no column {self.tests_column!r} with unit tests; it has "
-                f"{', '.join(map(repr, row)) or 'none'}. Name yours with tests_column"
-            )
+            there = f"it has {', '.join(map(repr, row)) or 'none'}. Name yours with tests_column"
+            raise DataError(f"{where} has no column {self.tests_column!r} with unit tests; {there}")
         fields = {name: row[name] for name in ("test_imports", "test_setup_code") if row.get(name) is not None}
         reference = _python_or_nothing(row.get(self.columns["completion"]))
         fields |= {"task_id": where, "text": text, "test_list": as_tests(tests), "code": reference}

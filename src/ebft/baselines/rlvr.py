@@ -63,10 +63,8 @@ class MeasuredRLVR(trl_trainers.Baseline, GRPOTrainer):
         questions = load_questions(recipe, loaded.train_set.index, rewards, loaded.tokenizer)
         needed = int(arguments.generation_batch_size or 0) // settings.generations
         if len(questions) < needed:
-            raise ConfigError(
-                f"a step draws answers to {needed} prompts, but there are {len(questions)}; lower "
-                "gradient_accumulation_steps or per_device_train_batch_size, or give more data"
-            )
+            ways_out = "lower gradient_accumulation_steps or per_device_train_batch_size, or give more data"
+            raise ConfigError(f"a step draws answers to {needed} prompts, but there are {len(questions)}; {ways_out}")
         judge = Judge(rewards, questions, recipe.data.row_format.answers_begin_with)
         prompts = Dataset.from_dict({"prompt": [q.prompt for q in questions], "row": list(range(len(questions)))})
 

@@ -28,15 +28,11 @@ Row = Json
 Prompt = Any  # a text, or messages, or None where there is none
 
 # The words that Alpaca was trained with (github.com/tatsu-lab/stanford_alpaca).
-ALPACA_WITH_INPUT = (
-    "Below is an instruction that describes a task, paired with an input that provides further context. Write a "
-    "response that appropriately completes the request.\n\n### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n"
-    "### Response:\n"
-)
-ALPACA = (
-    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
-    "### Instruction:\n{instruction}\n\n### Response:\n"
-)
+ALPACA_WITH_INPUT = "Below is an instruction that describes a task, paired with an input that provides further "
+ALPACA_WITH_INPUT += "context. Write a response that appropriately completes the request.\n\n"
+ALPACA_WITH_INPUT += "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
+ALPACA = "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+ALPACA += "### Instruction:\n{instruction}\n\n### Response:\n"
 # What ShareGPT and others call those who speak, in small letters.
 _ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"human": "user"}
 _ROLES |= dict.fromkeys(("gpt", "chatgpt", "bot", "model", "ai"), "assistant")

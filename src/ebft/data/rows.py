@@ -13,7 +13,7 @@ import random
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -196,8 +196,4 @@ def _toy_functions(split: str) -> Iterator[Row]:
         }
 
 
-BUILTIN: dict[str, Callable[[str], Iterator[Row]]] = {
-    "stdlib-code": _stdlib_code,
-    "stdlib-functions": _stdlib_functions,
-    "toy-functions": _toy_functions,
-}
+BUILTIN = {"stdlib-code": _stdlib_code, "stdlib-functions": _stdlib_functions, "toy-functions": _toy_functions}

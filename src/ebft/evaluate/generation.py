@@ -117,10 +117,8 @@ class Generator:
         context = self.context or len(tokens) + most
         too_long = len(tokens) >= context
         if too_long and settings.too_long == "error":
-            raise ConfigError(
-                f"prompt {key} has {len(tokens)} tokens and leaves no room in the model's context of {context}; "
-                "use too_long=truncate to drop its beginning"
-            )
+            what = f"prompt {key} has {len(tokens)} tokens and leaves no room in the model's context of {context}"
+            raise ConfigError(f"{what}; use too_long=truncate to drop its beginning")
         if too_long:  # leave the room that was asked for, up to half of the context
             tokens = tokens[-max(1, context - min(most, context // 2)) :]
         return Fitted(tokens, min(most, context - len(tokens)), too_long, whitespace)

@@ -134,10 +134,8 @@ class ResumableRecords:
             self.file.unlink(missing_ok=True)
         if self.file.exists() and before != settings:
             differ = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
-            raise ConfigError(
-                f"{self.file} was made with another {', '.join(differ)}; resume with the same settings, choose another "
-                "--output, or use --overwrite to make it again"
-            )
+            ways_out = "resume with the same settings, choose another --output, or use --overwrite to make it again"
+            raise ConfigError(f"{self.file} was made with another {', '.join(differ)}; {ways_out}")
         write_json(settings_file, settings)
         self.rows = read_jsonl(self.file)
         if self.file.exists():  # without the line that a killed run was writing

@@ -29,10 +29,9 @@ def check_plain_cache(base: Any) -> None:
     plain = base._supports_default_dynamic_cache() and not getattr(config, "num_kv_shared_layers", None)
     kinds = {type(layer) for layer in DynamicCache(config=config).layers}
     if not plain or kinds - {DynamicLayer, DynamicSlidingWindowLayer}:
-        raise ConfigError(
-            f"{type(base).__name__} keeps more than keys and values of its layers, with which ebft cannot generate; "
-            "use --backend vllm, or score what another tool generated with `ebft score TASK --samples FILE`"
-        )
+        what = f"{type(base).__name__} keeps more than keys and values of its layers, with which ebft cannot generate"
+        way_out = "use --backend vllm, or score what another tool generated with `ebft score TASK --samples FILE`"
+        raise ConfigError(f"{what}; {way_out}")
 
 
 class SideBySide:

@@ -113,10 +113,8 @@ def check_same_space(results: Mapping[str, Results]) -> None:
         differ = [n for n in {**mine, **theirs} if mine.get(n) != theirs.get(n) and n not in HARMLESS]
         if differ:
             shown = ", ".join(f"{name}: {theirs.get(name)} and {mine.get(name)}" for name in differ)
-            raise ConfigError(
-                f"{found[0][0]} and {label} were calibrated differently ({shown}), so their losses do not compare; "
-                "evaluate both with the same settings and --feature-model"
-            )
+            what = f"{found[0][0]} and {label} were calibrated differently ({shown}), so their losses do not compare"
+            raise ConfigError(f"{what}; evaluate both with the same settings and --feature-model")
 
 
 def draw(results: Mapping[str, Results], folder: Path) -> None:

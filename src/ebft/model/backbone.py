@@ -24,10 +24,8 @@ from ebft.model.attention import ATTENTION_NAME, CachedPass, PackedPass, Pass
 M = TypeVar("M", bound=nn.Module)
 # Layers that carry a state from token to token, which completions cannot share, or whose masks ebft does not know.
 _OTHER_LAYERS = ("mamba", "linear_attention", "recurrent", "conv", "ssm", "chunked", "compressed", "indexer")
-_SUPPORTED = (
-    "ebft supports decoder-only models with attention in every layer and rotary or absolute positions, such as Llama "
-    "or GPT-2"
-)
+_SUPPORTED = "ebft supports decoder-only models with attention in every layer and rotary or absolute positions, such "
+_SUPPORTED += "as Llama or GPT-2"
 
 
 def base_model(model: nn.Module) -> PreTrainedModel:
@@ -253,9 +251,8 @@ def check_training_pass(model: nn.Module) -> PreTrainedModel:
     if noise or not difference <= max(8 * torch.finfo(twice[0].dtype).eps, 1e-4):
         found = ", ".join([*dict.fromkeys(noise), f"relative difference {difference:.2g}"])
         what = f"{type(base).__name__} computes something else in training than in evaluation ({found})"
-        raise ValueError(
-            f"{what}: by dropout or noise that ebft cannot turn off; set it to 0 in the model's configuration"
-        )
+        way_out = "set it to 0 in the model's configuration"
+        raise ValueError(f"{what}: by dropout or noise that ebft cannot turn off; {way_out}")
     return base
 
 

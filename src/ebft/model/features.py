@@ -154,11 +154,7 @@ class FeatureNetwork(nn.Module):
 
     @torch.no_grad()
     def at_lengths(
-        self,
-        packed_ids: Tensor,
-        layout: PackedLayout,
-        lengths: Sequence[int],
-        completion_lengths: Tensor | None = None,
+        self, packed_ids: Tensor, layout: PackedLayout, lengths: Sequence[int], completion_lengths: Tensor | None = None
     ) -> list[tuple[Tensor, Tensor]]:
         """`forward` for completions and truths cut after each of `lengths` tokens, all from one pass.
 

@@ -18,10 +18,8 @@ from ebft.sandbox.python_tests import Outcome
 
 ALIASES = {"c++": "cpp", "javascript": "js", "typescript": "ts", "rust": "rs", "c#": "cs", "csharp": "cs"}
 ALIASES |= {"golang": "go", "go_test.go": "go"}  # the last is what the dataset calls it
-REQUEST = (
-    "Complete the following {title} function. Answer with the whole function and what it needs, without tests and "
-    "without a main program, in one {fence} code block.\n\n{fence}\n{head}\n```"
-)
+REQUEST = "Complete the following {title} function. Answer with the whole function and what it needs, without tests "
+REQUEST += "and without a main program, in one {fence} code block.\n\n{fence}\n{head}\n```"
 MOST = 3  # interpretations of an answer; each may be compiled, which takes seconds
 # What the tests close, of a completion that was cut at a stop token.
 CLOSING = {"cpp": "\n}\n", "rs": "\n}\n", "java": "\n    }\n}\n", "cs": "\n    }\n}\n"}

@@ -69,10 +69,7 @@ class Attempt:
 
 
 def run_many(
-    attempts: Iterable[Attempt],
-    sandbox: Sandbox = _SANDBOX,
-    limits: Limits | None = None,
-    workers: int | None = None,
+    attempts: Iterable[Attempt], sandbox: Sandbox = _SANDBOX, limits: Limits | None = None, workers: int | None = None
 ) -> Iterator[tuple[Attempt, Outcome]]:
     """Outcomes as they come, `workers` programs at a time."""
     sandbox = Sandbox(sandbox.unsafe, sandbox.limits)  # of its own, to be stopped without stopping others

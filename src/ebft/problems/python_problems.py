@@ -17,14 +17,10 @@ from ebft.sandbox.bubblewrap import Limits
 from ebft.sandbox.python_tests import Outcome, PythonTests, run_python
 
 # The chat prompt of EvalPlus, by which models are published.
-REQUEST = (
-    "Please provide a self-contained Python script that solves the following problem in a markdown code block:\n"
-    "```\n{}\n```\n"
-)
-ANSWER_START = (
-    "Below is a Python script with a self-contained function that solves the problem and passes corresponding tests:\n"
-    "```python\n"
-)
+REQUEST = "Please provide a self-contained Python script that solves the following problem in a markdown code block:\n"
+REQUEST += "```\n{}\n```\n"
+ANSWER_START = "Below is a Python script with a self-contained function that solves the problem and passes "
+ANSWER_START += "corresponding tests:\n```python\n"
 CHAT_STOPS = ("\n```", "\nif __name__", "\ndef main(", "\nprint(", "\nassert ")  # all but the last are EvalPlus' too
 HUMANEVAL_STOPS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\n```")
 MBPP_STOPS = ("\nclass Test", "\nassert ", '\n"""', "\nprint(", "\nif __name__", "\n```", "\n[DONE]")

@@ -83,12 +83,11 @@ def json_ready(value: object) -> Any:
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold the lock `file`: one writer for its folder. The kernel frees it when its holder has ended, or was killed.
-    Folders that were made for it and have stayed empty go with it."""
+    """Hold the lock `file`: one writer for its folder. The kernel frees it when its holder has ended, or was killed."""
     from filelock import FileLock, Timeout  # its import takes longer than all others here
 
     lock = FileLock(file, timeout=float(os.environ.get(LOCK_WAIT) or 0))
-    made = [folder for folder in file.parents if not folder.exists()]  # the innermost first
+    made = [folder for folder in file.parents if not folder.exists()]  # and go again if they stay empty
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock.acquire()

@@ -48,10 +48,8 @@ def training_figure(evidence: Evidence, axis: str) -> Figure | None:
     for (key, title), row in itertools.product(titles.items(), evidence.rows):
         runs = [m.run for m in row.models if m.run is not None and (key != "reward" or row.kind == "rlvr")]
         logged = [along_training(run.entries, key).items() for run in runs]
-        found = _over_seeds(
-            [[(step, e.get(AXES[axis][0]), e[key], e.get(f"{key}_se")) for step, e in of] for of in logged]
-        )
-        if found is not None:
+        points = [[(step, e.get(AXES[axis][0]), e[key], e.get(f"{key}_se")) for step, e in of] for of in logged]
+        if (found := _over_seeds(points)) is not None:
             title = f"{row.kind}'s {title}" if key == "loss" else title  # those of two methods are different quantities
             differ = runs[0].apart if key.startswith("eval_") else ()
             panels.setdefault(title, []).append((row, found, compares(key.removeprefix("eval_"), differ)))

@@ -237,10 +237,8 @@ def paper_tables(task: str | None) -> list[Table]:
     """The paper's own numbers, its table of best results per method, of one of its tasks or of all three."""
     import pandas as pd
 
-    caption = (
-        "Copied from the paper, not measured here: best results per method, means over its models and benchmarks. CE "
-        "and FM: cross-entropy and feature-matching loss on its validation data; ws.: after a warm start."
-    )
+    caption = "Copied from the paper, not measured here: best results per method, means over its models and benchmarks."
+    caption += " CE and FM: cross-entropy and feature-matching loss on its validation data; ws.: after a warm start."
     of_tasks = pd.read_csv(Path(__file__).with_name("paper_numbers.csv"), index_col="task").groupby("task")
     every = {str(name): rows.dropna(axis=1).to_dict("records") for name, rows in of_tasks}
     return [

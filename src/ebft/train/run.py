@@ -73,8 +73,7 @@ def _steps(loaded: Loaded, rows: int) -> tuple[int, int]:
 @cache
 def _seconds_of_flop(bf16: bool) -> float:
     matrix = torch.ones(1024, 1024, dtype=torch.bfloat16 if bf16 else torch.float32)
-    # The best of 99 is of a time in which nobody disturbs.
-    return min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=99)) / (2 * 1024**3)
+    return min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=99)) / (2 * 1024**3)  # when nobody disturbs
 
 
 def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTrainer) -> Results:
