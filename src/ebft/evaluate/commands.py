@@ -150,8 +150,7 @@ def score_samples(options: argparse.Namespace) -> Results:
         if problems.skipped:
             raise DataError(problems.skipped)
         samples = read_samples(options.samples, problems)
-        results = {"task": task, "notes": []}
-        results |= problems.score(samples, details, [int(k) for k in options.k.split(",")])
+        results = {"task": task, "notes": []} | problems.score(samples, details, [int(k) for k in options.k.split(",")])
         results["metrics"] |= shares_of_kinds(samples, problems.language)
         results["settings"] |= {name: getattr(options, name) for name in ("problems", "samples", "language")}
         write_json(output, results)

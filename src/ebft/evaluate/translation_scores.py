@@ -108,10 +108,9 @@ def comet_scores(triples: Sequence[tuple[str, str, str]], model: str, python: st
         done = subprocess.run([python or sys.executable, COMET_WORKER, task, result], stderr=subprocess.PIPE, text=True)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-            raise ConfigError(
-                f"COMET with the model {model!r} failed: {reason}; it needs an environment with unbabel-comet (python "
-                "-m venv comet && comet/bin/pip install unbabel-comet), named with --comet-python comet/bin/python"
-            )
+            how = "python -m venv comet && comet/bin/pip install unbabel-comet"
+            needs = f"an environment with unbabel-comet ({how}), named with --comet-python comet/bin/python"
+            raise ConfigError(f"COMET with the model {model!r} failed: {reason}; it needs {needs}")
         return json.loads(result.read_text())
 
 

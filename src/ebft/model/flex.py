@@ -85,11 +85,10 @@ def _only_compiled(q: Tensor, k: Tensor, v: Tensor, repeat: bool = False, **kwar
     Uncompiled, FlexAttention holds a score for every pair of packed tokens: that is an error, never a fallback.
     """
     if not torch.compiler.is_compiling():
-        raise RuntimeError(
-            "torch has stopped compiling FlexAttention (its limit of recompilations is reached, or compiling is "
-            "switched off), and uncompiled it would take the square of the packed length; use "
-            "attention_backend=sdpa, or fewer different shapes in one process"
-        )
+        why = "its limit of recompilations is reached, or compiling is switched off"
+        what = f"torch has stopped compiling FlexAttention ({why}), and uncompiled it would take the square of the"
+        way_out = "use attention_backend=sdpa, or fewer different shapes in one process"
+        raise RuntimeError(f"{what} packed length; {way_out}")
     if repeat:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     return flex_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1], **kwargs)

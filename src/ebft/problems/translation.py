@@ -25,9 +25,8 @@ LANGUAGE_NAMES = {
     "vi": "Vietnamese", "zh": "Chinese",
 }  # fmt: skip
 # ALMA's, whose data the paper trains on. One line answers it: the completion ends at the line's end.
-TEMPLATE = (
-    "Translate this from {source_language} to {target_language}:\n{source_language}: {source}\n{target_language}:"
-)
+TEMPLATE = "Translate this from {source_language} to {target_language}:\n"
+TEMPLATE += "{source_language}: {source}\n{target_language}:"
 STOP = ("\n",)
 
 

@@ -225,11 +225,9 @@ def differences_table(evidence: Evidence, metrics: Sequence[str]) -> Table:
             row |= {"from": one.other.title, "difference [95 %]": one.found, "p": one.found.p, "p, corrected": one.p}
             rows.append({**row, "reading": one.reading})
     tests = sum(not math.isnan(one.p) for one in every)
-    caption = (
-        f"{tests} tests were made here. At a level of 5 %, about one in twenty would show a difference where "
-        "there is none; the corrected p-values hold that chance at 5 % for all of them together. Of n sequences or "
-        "problems no p is below 2 to the power of 1 - n: of four, 0.125."
-    )
+    caption = f"{tests} tests were made here. At a level of 5 %, about one in twenty would show a difference where "
+    caption += "there is none; the corrected p-values hold that chance at 5 % for all of them together. Of n sequences "
+    caption += "or problems no p is below 2 to the power of 1 - n: of four, 0.125."
     return Table("differences", "Paired differences of final models", rows, caption)
 
 

@@ -158,7 +158,7 @@ def write_card(folder: Path, title: str, recipe: Recipe, results: Results, metho
         hub = [n.partition(":")[0] for n in names if n.count("/") == 1 and not Path(n).expanduser().exists()]
         header += [f"{key}: [{', '.join(hub)}]"] if hub else []
     made = f"`{model.model}` fine-tuned with {method} on {', '.join(recipe.data.dataset)}, {results.get('steps')} "
-    made += f"steps. Made by `ebft {recipe.command} --config recipe.yaml{f' --launch {launch}' if launch > 1 else ''}`, "
-    made += "all other settings as they are by default:"
+    command = f"ebft {recipe.command} --config recipe.yaml{f' --launch {launch}' if launch > 1 else ''}"
+    made += f"steps. Made by `{command}`, all other settings as they are by default:"
     settings = yaml.safe_dump(recipe.given, sort_keys=False, allow_unicode=True)
     (folder / "README.md").write_text(card(title, made, settings, header, results), encoding="utf-8")
