@@ -24,8 +24,10 @@ from ebft.runtime import processes
 
 logger = logging.getLogger(__name__)
 
-ENDS_LEFT_OUT = "anchors from which a text ends within a rollout are left out, so feature matching teaches the model "
-ENDS_LEFT_OUT += "not to end; set short_truths=true, or short_truths=false if this is intended"
+ENDS_LEFT_OUT = (
+    "anchors from which a text ends within a rollout are left out, so feature matching teaches the model not to end; "
+    "set short_truths=true, or short_truths=false if this is intended"
+)
 LONGEST_BLANK = 8  # tokens of an answer that is looked at for being whitespace, its end token among them
 
 
