@@ -173,8 +173,7 @@ def test_an_untrained_model_is_always_the_same() -> None:
 
 
 def test_the_untrained_model_takes_conversations(capsys: pytest.CaptureFixture[str]) -> None:
-    folder = fetch.fetch("bytes-2m")
-    (folder / "chat_template.jinja").unlink()  # as in folders that were made before there was one
+    (fetch.fetch("bytes-2m") / "chat_template.jinja").unlink()  # as in folders that were made before there was one
     tokenizer = AutoTokenizer.from_pretrained(fetch.fetch("bytes-2m"))
     turns = [{"role": role, "content": text} for role, text in (("user", "2+2?"), ("assistant", "4"))]
     document = encode({"messages": turns + turns}, tokenizer)

@@ -35,7 +35,6 @@ LIGHT: dict[str, tuple[list[str], int, str]] = {
     "launch": (["train", "--launch", "two"], 2, "--launch takes the number of processes to start; leave it out"),
     "no recipe": (["sft", "--config", "nope.yaml", "--launch", "2"], 2, "nope.yaml: no such recipe or study"),
     "no data": (["train", "--config", "quickstart", "--validation_dataset", "a.txt"], 2, "a.txt: no such file or"),
-    "no model": (["train", "--horizon", "4", "--feature_model", "./x"], 2, "feature_model './x': no such folder"),
     "value": (["train", "--config", "quickstart", "--whitening=bth"], 2, "did you mean 'both'?"),
     "eval option": (["eval", "--modle", "m"], 2, "did you mean '--model'?"),
     "eval task": (["eval", "--model", "m", "--tasks", "humanevl", "--output", "o"], 2, "did you mean 'humaneval'?"),

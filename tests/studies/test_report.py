@@ -232,8 +232,7 @@ def test_the_tables(runs: list[str], tmp_path: Path) -> None:
     assert two[:4] == ["two", "sft", "not finished", "10"]
     for steps, shown in (9, []), (-1, [["num_train_epochs", "3", "4"]]):  # epochs decide nothing beside steps
         for epochs, run in zip((3, 4), runs, strict=True):
-            settings = {"max_steps": steps, "num_train_epochs": epochs}
-            (Path(run) / "resolved.json").write_text(json.dumps(settings))
+            (Path(run) / "resolved.json").write_text(json.dumps({"max_steps": steps, "num_train_epochs": epochs}))
         assert rows(compared(tmp_path, *runs), "settings") == shown
     # A run without validation has costs; equal names become paths.
     bare = make_run(tmp_path / "more" / "one", [])

@@ -99,7 +99,7 @@ def test_push_to_hub_is_the_final_model_and_nothing_else(
     monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", upload)
     assert run("train", recipe, output) == 2, "nobody is logged in"
     assert "ebft: push_to_hub: who are you?; log in with" in capsys.readouterr().err
-    assert not any(output.iterdir()), "nothing is trained"
+    assert not output.exists(), "nothing is trained"
     create.side_effect = lambda name, **_: SimpleNamespace(repo_id=name)
     assert run("train", recipe, output) == 0, "a failed upload does not fail the run"
     create.assert_called_with("me/mine", private=True, exist_ok=True)
