@@ -20,7 +20,7 @@ from ebft.config.data import DataConfig, ModelConfig
 from ebft.config.method import MethodConfig
 from ebft.config.recipe import check_datasets, load_recipe, read_values, training_parser
 from ebft.config.settings import Parser, typed, types_of
-from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, nearest
+from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, first_line, nearest
 from ebft.fetch import check_models
 from ebft.runtime import launch
 from ebft.runtime.launch import LAUNCHED, PREEMPTED, ProcessKilled
@@ -67,6 +67,8 @@ def _failed(error: BaseException, how_to_go_on: str = "") -> int:
         what, code = f"stopped by {error}{how_to_go_on}", PREEMPTED
     elif type(error).__name__ == "OutOfMemoryError":  # torch's, which goes on about processes and fragmentation
         what = f"{str(error).partition(' Of the allocated')[0]} Make batches smaller{how_to_go_on}"
+    elif isinstance(error, OverflowError | MemoryError) or "can't allocate memory" in str(error):
+        what, code = f"a number is too large for this machine: {first_line(error)}", BAD_INPUT
     elif isinstance(error, OSError):
         what = ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
     elif isinstance(error, TrainingDiverged | ProcessKilled | ImportError):  # the last: a package that an option needs

@@ -175,3 +175,8 @@ def test_tokenizers() -> None:
     check_tokenizer(byte_tokenizer(), VOCABULARY)
     with pytest.raises(DataError, match=f"each of its {VOCABULARY + 1} tokens .it has {VOCABULARY}"):
         check_tokenizer(byte_tokenizer(extra_tokens=1), VOCABULARY)
+
+
+def test_a_text_in_place_of_a_row_is_told_what_rows_are() -> None:
+    with pytest.raises(DataError, match=r"a row must be a mapping .* not 'a text'; give \[\{'text': text\}, \.\.\.\], load"):
+        encode("a text", byte_tokenizer())  # type: ignore[arg-type]

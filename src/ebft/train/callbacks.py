@@ -102,8 +102,7 @@ class Progress(Callback):
     def on_log(self, *_: object, logs: Any = None, **__: object) -> None:
         found = {short: logs[name] for name, short in self.trainer.shown.items() if name in logs}
         validated = {k[5:]: v for k, v in logs.items() if k.startswith("eval_") and "eval_cfm" in logs}
-        # The reward says what the proxy says.
-        found |= {k: v for k, v in validated.items() if not k.endswith(("_se", "runtime", "reward"))}
+        found |= {k: v for k, v in validated.items() if not k.endswith(("_se", "runtime", "reward"))}  # it is the proxy
         if found and processes.rank() == 0:
             where = f"step {self.step:>{len(str(self.trainer.state.max_steps))}}{', validation' * bool(validated)}: "
             logger.info(where + ", ".join(f"{k} {float(v):.4g}" for k, v in found.items()))
