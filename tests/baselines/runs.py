@@ -1,7 +1,5 @@
 """What the tests of the baselines share: a tiny model with its tokenizer, rows, and runs through the command."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 from pathlib import Path

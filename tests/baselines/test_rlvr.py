@@ -1,7 +1,5 @@
 """`ebft rlvr`: rewards that are checked, what goes wrong with them, and a pass rate that rises."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """`ebft sft`; and what both baselines share: TRL's arguments, EBFT's measurement, divergence."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The benchmark of a step runs, both implementations agree, and counted operations are torch's. Speed is not tested."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

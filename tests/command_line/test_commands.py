@@ -1,8 +1,6 @@
 """The command itself: help, names, exit codes, and what it imports before it answers. `ebft train`: what it prints and
 leaves, and what it refuses in one line before anything is written."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

@@ -7,8 +7,6 @@ The test beside it compares: what is in the file must still be there; what is ne
 the file has a hash of the settings that `shipped` prints; to see what has changed, print them at two commits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import inspect

@@ -3,8 +3,6 @@
 What is dropped on purpose is named here; new settings, flags and names may come without a word.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 from typing import Any

@@ -9,8 +9,6 @@ README.md and docs/ is run or, where that takes a machine of its own, read by th
 - YAML blocks hold settings.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

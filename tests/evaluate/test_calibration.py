@@ -1,7 +1,5 @@
 """Calibration against plain sequences: one forward pass for each, and pairs by brute force."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -1,8 +1,6 @@
 """`ebft eval` in this process on tiny models: what is written, resumed, refused, compared and scored. Tables, labels,
 pictures, and paired differences on outcomes written by hand."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

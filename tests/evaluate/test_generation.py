@@ -1,8 +1,6 @@
 """Batches of texts against `by_hand`: token after token from the whole sequence, without cache, batch or padding. And
 `ebft generate` in this process, on tiny models: the texts are the generator's, and stand beside each other."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

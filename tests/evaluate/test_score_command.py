@@ -1,8 +1,6 @@
 """`ebft score TASK`: results, what it leaves on disk, a clear line for bad input; what is counted and run again. Scores
 of translations are those of the sacrebleu command."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -5,8 +5,6 @@
 Run it as root and as an ordinary user.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

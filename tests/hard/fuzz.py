@@ -3,8 +3,6 @@
 python -m tests.hard.fuzz --inputs 10000 --seed 0
 """
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -7,8 +7,6 @@ Of each three, the first continues the prompt, as a base model does; the others 
 SHAPES are programs that are right and written in a way that a harness may stumble over.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 

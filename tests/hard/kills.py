@@ -6,8 +6,6 @@ alone: the same weights, bit for bit, the same metrics; of `eval` and `score` ev
     python -m tests.hard.kills --each 100 --seed 0
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

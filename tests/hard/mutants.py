@@ -7,8 +7,6 @@ run on the copy, and once without any fault. Printed are faults that no test cat
 there more than once: then the line has moved on, and its entry in `mutants.txt` needs the new text or goes.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

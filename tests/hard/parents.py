@@ -3,8 +3,6 @@
 python -m tests.hard.parents --trials 500
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

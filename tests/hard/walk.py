@@ -6,8 +6,6 @@ A run like the quickstart, of a tiny model without a network, under `sys.setprof
 imported is left out. At commit 1b477ae there were 87 files of 12,554 lines.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

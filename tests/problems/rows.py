@@ -1,7 +1,5 @@
 """Rows in the fields of the datasets; four sentences with references and guesses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

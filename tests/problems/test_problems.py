@@ -1,8 +1,6 @@
 """Problems of HumanEval, MBPP, MultiPL-E and translation: read from files, put to a model, and run; and the reading of
 answers. Whether right answers in other languages pass: `tests.hard.honest`."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import time

@@ -1,8 +1,6 @@
 # ruff: noqa: E501 - programs, as they were written
 """Small problems of our own in the form of MultiPL-E: a prompt that ends with the head of a function, and tests."""
 
-from __future__ import annotations
-
 import json
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What the tests of code evaluation share: whether a sandbox is there, a small problem, and processes by name."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 from functools import cache

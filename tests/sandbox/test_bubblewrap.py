@@ -5,8 +5,6 @@ Control groups are tried against folders that look like the kernel's, and for re
 own: `systemd-run --user --scope -p Delegate=yes pytest tests/sandbox/test_bubblewrap.py`.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

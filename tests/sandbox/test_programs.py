@@ -1,8 +1,6 @@
 """What crosses the process boundary between tests and program. Programs in the languages of MultiPL-E: right ones pass,
 hostile ones do not."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

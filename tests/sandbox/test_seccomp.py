@@ -1,7 +1,5 @@
 """The kernel's little machine, simulated, and asked about every call."""
 
-from __future__ import annotations
-
 import errno
 import struct
 

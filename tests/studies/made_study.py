@@ -1,8 +1,6 @@
 """Runs written by hand, so that every number in a comparison is known, and the folder of a study: three methods, two
 seeds, a base model, evaluations with answers."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -5,8 +5,6 @@ It leaves what a run leaves, notes its environment, and does as its recipe's `ru
 scheduler's notice it answers as a run does.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

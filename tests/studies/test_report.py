@@ -1,7 +1,5 @@
 """`ebft study report` on a study written by hand, `ebft compare` on runs written by hand: all answers are known."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

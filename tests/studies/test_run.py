@@ -1,8 +1,6 @@
 """`ebft study run` and `ebft sweep` through the command: with stand-ins for the runs, which note what they do, and for
 Slurm's commands, and once with real runs. What their files mean, and what is refused before anything starts."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,8 +1,6 @@
 """The statistics of studies: against scipy, against enumeration, and by simulation of what they promise. The paired
 bootstrap of corpus scores, against sacrebleu's own and against all draws of a small corpus."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
