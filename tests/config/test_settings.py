@@ -203,6 +203,8 @@ def train(**settings: Any) -> EBFTConfig:
         (train, {"early_stopping_patience": 2}, "without evaluations is not supported; set eval_strategy"),
         (train, {"fp16": True}, "fp16=true is not supported; .*; use bf16=true, or float32"),
         (train, {"deepspeed": "zero.json"}, "deepspeed is not supported; use fsdp=full_shard"),
+        (train, {"neftune_noise_alpha": 5}, "neftune_noise_alpha is not supported; .* ebft sft takes it"),
+        (train, {"label_smoothing_factor": 0.1}, "label_smoothing_factor is not supported; .* ebft sft takes it"),
         (train, {"metric_for_best_model": "eval_loss"}, "is no metric of validation; there is cross_entropy, .*"),
         (train, {"fsdp": True, "fsdp_config": {"version": 1}}, "use fsdp=full_shard or shard_grad_op alone"),
         (train, {"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0 must be at least 1"),

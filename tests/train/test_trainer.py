@@ -221,6 +221,11 @@ def test_bf16_and_float32_take_nearly_the_same_step(tmp_path: Path) -> None:
     assert float(moved[1].norm() / moved[0].norm()) == pytest.approx(1, abs=0.1)
 
 
+def test_weights_in_bf16_are_said(tmp_path: Path, caplog: Any) -> None:
+    EBFTTrainer(small_model().bfloat16(), config(tmp_path), counting_text())
+    assert "load them with dtype=torch.float32" in caplog.text
+
+
 def test_kl_is_from_the_base_models_head_where_the_adapter_trains_one(tmp_path: Path) -> None:
     """The divergence of the loss, against plain sequences run one by one through the model at the start and now."""
     start, now, tau = small_model(), small_model(), 0.7

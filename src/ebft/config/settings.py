@@ -28,6 +28,7 @@ _ELSEWHERE |= {"dataset_name": "dataset", "dataset_text_field": "text_column", "
 _ELSEWHERE |= {"max_length": "max_new_tokens context_length", "max_seq_length": "max_length context_length"}
 _ELSEWHERE |= {"max_completion_length": "max_new_tokens horizon", "num_generations": "generations samples"}
 _ELSEWHERE |= {"beta": "kl_coefficient kl_weight", "reward_funcs": "rewards", "use_peft": "lora"}
+_ELSEWHERE["completion_only_loss"] = "answer_only"
 Setting = Field[Any]
 Values = Json  # of settings, by their names
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a mapping"}

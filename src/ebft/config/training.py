@@ -24,6 +24,8 @@ _REFUSED |= {"enable_jit_checkpoint": "SIGTERM saves a checkpoint", "resume_from
 _REFUSED |= {"fp16=true": "gradients of a mean over a step's tokens are too small for it; use bf16=true, or float32"}
 _REFUSED |= {"early_stopping_patience without evaluations": "set eval_strategy=steps and eval_steps"}
 _REFUSED |= {"max_steps=0": "use 1 or more, or -1 for num_train_epochs"}
+_OF_BASELINES = ("neftune_noise_alpha", "label_smoothing_factor")  # noise that rollouts have not; what no loss looks at
+_REFUSED |= dict.fromkeys(_OF_BASELINES, "EBFT needs the log-probs it sampled from; ebft sft takes it")
 
 
 @dataclass
@@ -69,6 +71,7 @@ class EBFTConfig(MethodConfig, TrainingArguments):
         unseen = self.early_stopping_patience is not None and self.eval_strategy in ("no", False)
         refused = {"early_stopping_patience without evaluations": unseen, "max_steps=0": self.max_steps == 0}
         refused["fp16=true"] = self.fp16 and bool(self.fsdp or not self.trains_in_fp16)
+        refused |= {name: bool(getattr(self, name)) and not self.trains_in_fp16 for name in _OF_BASELINES}
         for name, instead in _REFUSED.items():
             asked = os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false") not in ("false", "0")
             if refused.get(name, asked or getattr(self, name, False)):

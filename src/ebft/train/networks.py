@@ -23,6 +23,7 @@ from ebft.model import backbone
 from ebft.model.backbone import base_model, compile_layers, decoder_layers, decoder_of, idle_parameters, text_config
 from ebft.model.features import FeatureNetwork
 from ebft.runtime import processes, sharding
+from ebft.train.sequences import warn
 
 AVERAGE_FILE = "feature_average.safetensors"  # in a checkpoint
 
@@ -44,6 +45,8 @@ class Networks:
         check = backbone.check_training_pass if args.disable_dropout else backbone.prepare_model
         processes.all_or_none(lambda: check(model))  # of a sharded model, not all may have the weights to look at
         backbone.check_tokens(decoder_of(model), args.context_length)
+        if next((p.dtype for p in model.parameters() if p.requires_grad), None) == torch.bfloat16:
+            warn("weights in bfloat16 do not move at small learning rates; load them with dtype=torch.float32")
         if args.bf16 and self.adapted:
             # Under an adapter the base model does not train: it needs no float32 weights. Adapters are small: autocast.
             for parameter in model.parameters():
