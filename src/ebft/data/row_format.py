@@ -72,8 +72,9 @@ class RowFormat:
         else:
             needed = f"{self.text!r}, {self.prompt!r} and {self.completion!r}, or {self.messages!r}"
             needed = f"{self.completion!r} beside its prompt_template" if template else needed
-            hint = "name yours with text_column, prompt_column, ...; in Python dataset.rename_column(yours, 'prompt')"
-            raise DataError(f"a row needs {needed}; it has {_names(row)}; {hint}")
+            way_out = "name yours with text_column, prompt_column, completion_column or messages_column, or set "
+            way_out += "prompt_template; in Python: dataset.rename_column(yours, ours)"
+            raise DataError(f"a row needs {needed}; it has {_names(row)}; {way_out}")
         for kind in ("text", "prompt", "completion", "messages"):
             name = getattr(self, kind)
             if name != kind and name in row and name not in read:  # the user has named it, and means it
