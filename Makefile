@@ -32,7 +32,7 @@ demo: $(INSTALLED)
 	$(BIN)/ebft train --config quickstart --resume
 
 # The most lines that src/ebft may have, recipes not counted. Whoever makes it smaller lowers this.
-LINES := 15994
+LINES := 15992
 lint: $(INSTALLED)
 	@n=$$(git ls-files src/ebft | grep -v recipes/ | xargs cat | wc -l); [ $$n -le $(LINES) ] || { echo "src/ebft has $$n lines, more than $(LINES)"; exit 1; }
 	$(BIN)/ruff check .

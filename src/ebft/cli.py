@@ -11,15 +11,12 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from ebft.config.data import DataConfig, ModelConfig
-from ebft.config.method import MethodConfig
-from ebft.config.recipe import check_datasets, load_recipe, read_values, training_parser
-from ebft.config.settings import Parser, typed, types_of
+from ebft.config.recipe import check_datasets, check_early, load_recipe, read_values, training_parser
+from ebft.config.settings import Parser
 from ebft.errors import ConfigError, Preempted, SandboxError, TrainingDiverged, first_line, nearest
 from ebft.fetch import check_models
 from ebft.runtime import launch
@@ -118,7 +115,9 @@ def _train(command: str, arguments: list[str]) -> int:
     launcher = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     launcher.add_argument("--launch", nargs="?", const="")
     given, rest = launcher.parse_known_args(arguments)
-    _check_early(rest)
+    early = check_early(rest)
+    check_datasets(early)
+    check_models(early)
     if given.launch is not None:
         return _launch(given.launch, command, rest)
     options = training_parser(command).parse_args(arguments)
@@ -154,19 +153,6 @@ def _train(command: str, arguments: list[str]) -> int:
     print(f"\nthe model is {output}/final; beside it are curves.png, samples and metrics.jsonl")
     print(f'ask both models something: ebft generate --model {models} --prompt "..."')
     return 0
-
-
-def _check_early(arguments: list[str]) -> None:
-    """What needs no transformers, whose import takes seconds: files are there, and values of the method are right."""
-    parser, parts = Parser("", ""), (ModelConfig, DataConfig, MethodConfig)
-    parser.add_argument("--config")
-    parser.add_settings("", [(f.name, f) for part in parts for f in fields(part)])
-    options, _ = parser.parse_known_args([word for word in arguments if word not in ("-h", "--help")])
-    values = {**read_values(options.config), **options.settings}
-    for part in parts:
-        part(**{name: typed(name, values[name], kind) for name, kind in types_of(part).items() if name in values})
-    check_datasets(values)
-    check_models(values)
 
 
 def _launch(number: str, command: str, arguments: list[str]) -> int:

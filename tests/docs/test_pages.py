@@ -131,7 +131,7 @@ def test_commands_are_taken(block: Block, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(Parser, "parse_args", parse_and_stop)
-    monkeypatch.setattr(cli, "_check_early", lambda _: None)  # the files are not there
+    monkeypatch.setattr(cli, "check_early", lambda _: {})  # the files are not there
     of_eval = {option: evaluation.types_of(owner)[f.name] for option, f, owner in evaluation.options()}
     for name, *arguments in block.commands:
         words = [word for word in arguments if word not in ("...", "&")]

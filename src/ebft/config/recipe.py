@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from ebft.config.data import DataConfig, ModelConfig
+from ebft.config.method import MethodConfig
 from ebft.config.settings import Parser, Setting, Values, check_name, default_of, typed, types_of
 from ebft.data.rows import check_source
 from ebft.errors import ConfigError, nearest
@@ -84,6 +85,19 @@ def training_parser(command: str) -> Parser:
     parser.add_argument("--dry-run", action="store_true", help="load the data, print the plan and an example, and stop")
     parser.add_argument("--launch", metavar="N", help="start N processes on this machine, one per GPU")
     return parser
+
+
+def check_early(arguments: list[str]) -> Values:
+    """The values of a command's flags and recipe, those looked at that need no transformers, whose import takes
+    seconds."""
+    parser, parts = Parser("", ""), (ModelConfig, DataConfig, MethodConfig)
+    parser.add_argument("--config")
+    parser.add_settings("", [(f.name, f) for part in parts for f in fields(part)])
+    options, _ = parser.parse_known_args([word for word in arguments if word not in ("-h", "--help")])
+    values = {**read_values(options.config), **options.settings}
+    for part in parts:
+        part(**{name: typed(name, values[name], kind) for name, kind in types_of(part).items() if name in values})
+    return values
 
 
 def load_recipe(file: str | Path | None, overrides: Mapping[str, object], command: str = "train") -> Recipe:

@@ -24,8 +24,9 @@ _REFUSED |= {"enable_jit_checkpoint": "SIGTERM saves a checkpoint", "resume_from
 _REFUSED |= {"fp16=true": "gradients of a mean over a step's tokens are too small for it; use bf16=true, or float32"}
 _REFUSED |= {"early_stopping_patience without evaluations": "set eval_strategy=steps and eval_steps"}
 _REFUSED |= {"max_steps=0": "use 1 or more, or -1 for num_train_epochs"}
-_OF_BASELINES = ("neftune_noise_alpha", "label_smoothing_factor")  # noise that rollouts have not; what no loss looks at
-_REFUSED |= dict.fromkeys(_OF_BASELINES, "EBFT needs the log-probs it sampled from; ebft sft takes it")
+_OF_SFT = {"neftune_noise_alpha": "rollouts are drawn without that noise; ebft sft takes it"}
+_OF_SFT |= {"label_smoothing_factor": "EBFT's loss does not smooth; ebft sft takes it"}
+_REFUSED |= _OF_SFT
 
 
 @dataclass
@@ -63,15 +64,15 @@ class EBFTConfig(MethodConfig, TrainingArguments):
     fsdp: str | bool | None = option(None, "FSDP2: full_shard, or shard_grad_op: faster, larger")  # type: ignore
     ddp_timeout: int = option(1800, "seconds after which a process gives up on another one that does not answer")
 
-    trains_in_fp16: ClassVar[bool] = False
+    by_trl: ClassVar[bool] = False  # whether a trainer of TRL takes the loss
     sharding: str | None = field(default=None, init=False, repr=False)  # what fsdp asks for, once it is checked
 
     def __post_init__(self) -> None:
         MethodConfig.__post_init__(self)
         unseen = self.early_stopping_patience is not None and self.eval_strategy in ("no", False)
         refused = {"early_stopping_patience without evaluations": unseen, "max_steps=0": self.max_steps == 0}
-        refused["fp16=true"] = self.fp16 and bool(self.fsdp or not self.trains_in_fp16)
-        refused |= {name: bool(getattr(self, name)) and not self.trains_in_fp16 for name in _OF_BASELINES}
+        refused["fp16=true"] = self.fp16 and bool(self.fsdp or not self.by_trl)
+        refused |= {name: bool(getattr(self, name)) and not self.by_trl for name in _OF_SFT}
         for name, instead in _REFUSED.items():
             asked = os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false") not in ("false", "0")
             if refused.get(name, asked or getattr(self, name, False)):
@@ -134,7 +135,7 @@ class EBFTConfig(MethodConfig, TrainingArguments):
 
 @dataclass
 class SFTSettings(EBFTConfig):
-    trains_in_fp16: ClassVar[bool] = True  # by TRL and transformers, which scale the loss before they differentiate
+    by_trl: ClassVar[bool] = True  # also in fp16: it scales the loss before it differentiates
 
     max_length: int = option(2048, "tokens of a training sequence; longer documents are cut", 2)
     pack_training: bool = option(False, "several documents in a training sequence; otherwise one, as TRL does")
@@ -151,7 +152,7 @@ class SFTSettings(EBFTConfig):
 
 @dataclass
 class RLVRSettings(EBFTConfig):
-    trains_in_fp16: ClassVar[bool] = True
+    by_trl: ClassVar[bool] = True
 
     rewards: list[str] = option([], "what rewards add up: unit_tests, bleu, or module:function of your own")
     reward_weights: list[float] = option([], "weights of the rewards, one each; default: 1")

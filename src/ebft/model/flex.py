@@ -86,9 +86,9 @@ def _only_compiled(q: Tensor, k: Tensor, v: Tensor, repeat: bool = False, **kwar
     """
     if not torch.compiler.is_compiling():
         why = "its limit of recompilations is reached, or compiling is switched off"
-        what = f"torch has stopped compiling FlexAttention ({why}), and uncompiled it would take the square of the"
+        what = "and uncompiled it would take the square of the packed length"
         way_out = "use attention_backend=sdpa, or fewer different shapes in one process"
-        raise RuntimeError(f"{what} packed length; {way_out}")
+        raise RuntimeError(f"torch has stopped compiling FlexAttention ({why}), {what}; {way_out}")
     if repeat:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     return flex_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1], **kwargs)

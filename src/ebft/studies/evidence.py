@@ -257,9 +257,11 @@ def _read_evaluation(model: Model, folder: Path, error: str | None) -> None:
 
 def _scores_of_task(task: str, entry: Json, folder: Path, seed: int | None) -> Scores:
     """The values of an evaluation, in place of which stands what single items gave, where that is known."""
-    known = {n: e for n, e in {**entry["metrics"], **entry.get("rollouts", {})}.items() if e["value"] is not None}
+    found = {**entry["metrics"], **entry.get("rollouts", {})}
     scores: Scores = {
-        n: Measured(float(e["value"]), seed=seed, error=e.get("standard_error")) for n, e in known.items()
+        name: Measured(float(one["value"]), seed=seed, error=one.get("standard_error"))
+        for name, one in found.items()
+        if one["value"] is not None
     }
     if task == "calibration":
         records = [r for r in read_jsonl(folder / "calibration.jsonl") if r["sequence"] < entry["sequences"]]

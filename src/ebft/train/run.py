@@ -6,7 +6,6 @@ import logging
 import math
 import shutil
 import timeit
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -61,19 +60,15 @@ def _steps(loaded: Loaded, rows: int) -> tuple[int, int]:
     epoch = math.ceil(rows / config.rows_per_step)
     steps = config.max_steps if config.max_steps > 0 else math.ceil(epoch * config.num_train_epochs)
     if config.use_cpu:
+        matrix = torch.ones(1024, 1024, dtype=torch.bfloat16 if config.bf16 else torch.float32)
+        product = min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=20))  # of the time that nobody disturbs
         passes = 2 if recipe.model.adapted else 3  # of a frozen base only the inputs have gradients
         tokens = int(loaded.train_set.index.lengths.sum()) * steps / max(epoch, 1) / config.world_size
-        spent = duration(passes * FlopCounter(loaded.model).over(tokens, tokens) * _seconds_of_flop(config.bf16))
+        spent = duration(passes * FlopCounter(loaded.model).over(tokens, tokens) * product / (2 * 1024**3))
         words = f"computing on the CPU, where {steps:,} steps take at least {spent} beside rollouts and validation"
         asked = recipe.given.get("use_cpu")
         warn(words if asked else f"no GPU was found: {words} (set use_cpu: true if this is intended)")
     return epoch, steps
-
-
-@cache
-def _seconds_of_flop(bf16: bool) -> float:
-    matrix = torch.ones(1024, 1024, dtype=torch.bfloat16 if bf16 else torch.float32)
-    return min(timeit.repeat(lambda: matrix @ matrix, number=1, repeat=99)) / (2 * 1024**3)  # when nobody disturbs
 
 
 def train(recipe: Recipe, resume: bool = False, method: type[Measured] = EBFTTrainer) -> Results:
